@@ -1,0 +1,17 @@
+"""Latent-variable deep Gaussian processes and importance-weighted ELBOs for Pyro."""
+
+from pyro_dgp.gp import GaussianEncoder, GaussianLikelihood, GPLayer, LatentDGP, LatentLayer
+from pyro_dgp.infer import DRegIWELBO, PartiallyCollapsedIWELBO, fit
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DRegIWELBO",
+    "GPLayer",
+    "GaussianEncoder",
+    "GaussianLikelihood",
+    "LatentDGP",
+    "LatentLayer",
+    "PartiallyCollapsedIWELBO",
+    "fit",
+]

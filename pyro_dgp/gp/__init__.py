@@ -1,0 +1,17 @@
+"""What is inferred: the layers of a deep GP and the model they form. Knows no ELBO."""
+
+from pyro_dgp.gp.encoders import GaussianEncoder
+from pyro_dgp.gp.latent_dgp import LatentDGP
+from pyro_dgp.gp.layers import GPLayer, LatentLayer
+from pyro_dgp.gp.likelihoods import ExpectedNormal, GaussianLikelihood
+from pyro_dgp.gp.predictive import PredictiveMixture
+
+__all__ = [
+    "ExpectedNormal",
+    "GPLayer",
+    "GaussianEncoder",
+    "GaussianLikelihood",
+    "LatentDGP",
+    "LatentLayer",
+    "PredictiveMixture",
+]

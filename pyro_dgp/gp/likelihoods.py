@@ -1,0 +1,118 @@
+r"""Observation sites that integrate the last layer.
+
+Where f ~ N(mean, var) is the last layer's marginal, the bound needs :math:`E_f[\log p(y|f)]`, not
+:math:`\log E_f[p(y|f)]`: the second is no lower bound once it stands inside the sum over data with
+q(f)'s KL outside.
+"""
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.contrib.gp.likelihoods.likelihood import Likelihood
+from pyro.nn import PyroParam
+from torch import Tensor
+from torch.distributions import constraints
+from torch.distributions.utils import broadcast_all
+
+from pyro_dgp.gp.constraints import softplus_above
+
+__all__ = ["ExpectedNormal", "GaussianLikelihood"]
+
+
+class ExpectedNormal(dist.TorchDistribution):
+    r"""An observation y = f + noise whose f ~ N(f_loc, f_var) is integrated under the logarithm.
+
+    .. math:: \log\_prob(y) = E_f[\log N(y; f, s^2)] = \log N(y; f\_loc, s^2) - f\_var / (2 s^2)
+
+    with :math:`s^2` the noise variance: the closed form of :math:`\log\mathcal F` in the paper's
+    eq. 1. A sample, the mean and the variance are those of the predictive distribution
+    N(f_loc, f_var + s^2). ``exp(log_prob)`` is not its density; it lies below it.
+
+    :param torch.Tensor f_loc: Mean of f.
+    :param torch.Tensor f_var: Variance of f, not negative.
+    :param torch.Tensor noise_variance: Variance of y given f.
+    """
+
+    arg_constraints = {
+        "f_loc": constraints.real,
+        "f_var": constraints.nonnegative,
+        "noise_variance": constraints.positive,
+    }
+    support = constraints.real
+    has_rsample = True
+
+    def __init__(self, f_loc, f_var, noise_variance, validate_args=None):
+        self.f_loc, self.f_var, self.noise_variance = broadcast_all(f_loc, f_var, noise_variance)
+        super().__init__(self.f_loc.shape, validate_args=validate_args)
+
+    def expand(self, batch_shape, _instance=None):
+        new = self._get_checked_instance(ExpectedNormal, _instance)
+        for name in self.arg_constraints:
+            setattr(new, name, getattr(self, name).expand(batch_shape))
+        super(ExpectedNormal, new).__init__(torch.Size(batch_shape), validate_args=False)
+        new._validate_args = self._validate_args
+        return new
+
+    @property
+    def mean(self):
+        return self.f_loc
+
+    @property
+    def variance(self):
+        return self.f_var + self.noise_variance
+
+    def rsample(self, sample_shape=()):
+        shape = self._extended_shape(torch.Size(sample_shape))
+        noise = torch.randn(shape, dtype=self.f_loc.dtype, device=self.f_loc.device)
+        return self.f_loc + self.variance.sqrt() * noise
+
+    def log_prob(self, value):
+        if self._validate_args:
+            self._validate_sample(value)
+        given_loc = dist.Normal(self.f_loc, self.noise_variance.sqrt(), validate_args=False)
+        return given_loc.log_prob(value) - 0.5 * self.f_var / self.noise_variance
+
+
+class GaussianLikelihood(Likelihood):
+    """y = f + N(0, variance) with f integrated analytically; the observation is the site ``y``.
+
+    :param variance: Noise variance, a scalar or, with targets [N, P], one per output [P].
+    :param int event_dim: 0 for targets [N], 1 for targets [N, P].
+    :raises ValueError: If a noise variance is not above 1e-6 or its shape fits no target.
+    """
+
+    def __init__(self, variance: Tensor | float = 0.01, event_dim: int = 0) -> None:
+        super().__init__()
+        variance = torch.as_tensor(variance)
+        if event_dim not in (0, 1) or variance.dim() > event_dim:
+            raise ValueError(
+                f"variance has shape {tuple(variance.shape)} with event_dim={event_dim}; give a "
+                "scalar, or with event_dim=1 one variance per output."
+            )
+        if not bool((variance > 1e-6).all()) or not bool(torch.isfinite(variance).all()):
+            raise ValueError(f"variance must be finite and above 1e-6, but it is {variance}.")
+        self.event_dim = event_dim
+        self.variance = PyroParam(variance, softplus_above(1e-6))
+
+    def forward(self, f_loc: Tensor, f_var: Tensor, y: Tensor | None = None) -> Tensor:
+        """The observation site, to be called inside the data plate.
+
+        :param torch.Tensor f_loc: Means of the last layer, [..., B, P].
+        :param torch.Tensor f_var: Its variances, [..., B, P].
+        :param torch.Tensor y: Targets, [B] or [B, P], or None to draw them.
+        :returns: y, or a draw from the predictive distribution.
+        """
+        f_loc, f_var = self._as_target(f_loc), self._as_target(f_var)
+        y_dist = ExpectedNormal(f_loc, f_var, self.variance).to_event(self.event_dim)
+        return pyro.sample(self._pyro_get_fullname("y"), y_dist, obs=y)
+
+    def predictive(self, f_loc: Tensor, f_var: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of y with f integrated, in the targets' shape.
+
+        :param torch.Tensor f_loc: [..., B, P].
+        :param torch.Tensor f_var: [..., B, P].
+        """
+        return self._as_target(f_loc), (self._as_target(f_var) + self.variance).sqrt()
+
+    def _as_target(self, f: Tensor) -> Tensor:
+        return f if self.event_dim else f.squeeze(-1)
