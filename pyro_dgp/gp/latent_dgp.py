@@ -279,7 +279,7 @@ class LatentDGP(PyroModule):
             if value is not None and (value.dtype, value.device) != (Xu.dtype, Xu.device):
                 raise TypeError(
                     f"{argument} is {value.dtype} on {value.device}, but the model is {Xu.dtype} "
-                    f"on {Xu.device}; use {argument}.to(dtype, device) or LatentDGP.to(dtype, device)."
+                    f"on {Xu.device}; convert one of them with .to(dtype=..., device=...)."
                 )
         if y is None:
             return

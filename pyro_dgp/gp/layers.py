@@ -168,6 +168,7 @@ class GPLayer(VariationalSparseGP):
         shape = (*h.shape[:-1], self.num_gps)
         return loc.reshape(shape), var.reshape(shape)
 
+    @pyro_method
     def marginal(self, h: Tensor) -> tuple[Tensor, Tensor]:
         """Marginal means and variances of the output A h + P g(h).
 
@@ -179,6 +180,7 @@ class GPLayer(VariationalSparseGP):
             var = var @ self.mixing.square().mT
         return self._mix(loc, h), var
 
+    @pyro_method
     def model_local(self, h: Tensor) -> Tensor:
         """Draws the output, independently for every row of h.
 
@@ -192,6 +194,7 @@ class GPLayer(VariationalSparseGP):
         epsilon = self._sample_epsilon()
         return self._mix(loc + epsilon * var.sqrt(), h)
 
+    @pyro_method
     def guide_local(self, X: Tensor, y: Tensor | None) -> None:
         """The guide draws epsilon from its prior: what is learned about g is in q(u)."""
         self._sample_epsilon()
@@ -224,6 +227,7 @@ class LatentLayer(PyroModule):
         self.latent_dim = latent_dim
         self.encoder = encoder
 
+    @pyro_method
     def model_local(self, h: Tensor) -> Tensor:
         """
         :param torch.Tensor h: [..., B, D_in].
@@ -233,6 +237,7 @@ class LatentLayer(PyroModule):
         batch_shape = torch.broadcast_shapes(h.shape[:-1], z.shape[:-1])
         return torch.cat([h.expand(*batch_shape, -1), z.expand(*batch_shape, -1)], -1)
 
+    @pyro_method
     def guide_local(self, X: Tensor, y: Tensor | None) -> None:
         """Draws z from q(z | x, y).
 

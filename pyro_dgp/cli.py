@@ -1,0 +1,165 @@
+"""The command line: ``pyro-dgp demo`` and ``pyro-dgp train``."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from pyro_dgp import __version__
+from pyro_dgp.experiments import datasets
+from pyro_dgp.experiments.runs import LOSSES, RunConfig, run, write_json
+
+__all__ = ["main"]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs a command.
+
+    :param argv: Arguments without the program's name; None for the process's.
+    :returns: 0 for success, 2 for a wrong argument or missing data, 3 for a failure in training,
+        130 after Ctrl-C.
+    """
+    parser = _parser()
+    args = parser.parse_args(argv)
+    try:
+        return args.command(args)
+    except (ValueError, OSError, ImportError) as error:
+        print(f"pyro-dgp: error: {error}", file=sys.stderr)
+        return 2
+    except (ArithmeticError, RuntimeError) as error:
+        print(f"pyro-dgp: training failed: {error}", file=sys.stderr)
+        return 3
+    except KeyboardInterrupt:
+        print("pyro-dgp: interrupted; nothing was written.", file=sys.stderr)
+        return 130
+
+
+def _demo(args: argparse.Namespace) -> int:
+    figures = None
+    if not args.no_figure:
+        # Before training, so that a missing Matplotlib is known at once.
+        from pyro_dgp.experiments import figures
+
+        try:
+            figures._pyplot()
+        except ImportError as error:
+            print(f"{error} Going on without the figure.", file=sys.stderr)
+            figures = None
+    config = RunConfig(
+        "demo",
+        seed=args.seed,
+        K=args.K,
+        num_steps=args.steps,
+        lr=args.lr,
+        dtype=args.dtype,
+        mixing="principal",
+        num_test_samples=2000,
+    )
+    return _run(args, config, Path(args.output), figures)
+
+
+def _train(args: argparse.Namespace) -> int:
+    config = RunConfig(
+        args.dataset,
+        split=args.split,
+        seed=args.seed,
+        loss=args.loss,
+        K=args.K,
+        num_layers=args.layers,
+        latent_dim=args.latent_dim,
+        learned_qz=not args.fixed_qz,
+        num_steps=args.steps,
+        batch_size=args.batch_size,
+        lr=args.lr,
+        mixing=args.mixing,
+        dtype=args.dtype,
+        device=args.device,
+        num_test_samples=args.test_samples,
+    )
+    return _run(args, config, Path(args.output), None)
+
+
+def _run(args: argparse.Namespace, config: RunConfig, folder: Path, figures) -> int:
+    record, dgp = run(config, progress=not args.quiet)
+    path = folder / f"{config.name}.json"
+    write_json(record, path)
+    print(
+        f"bound (K={config.K})       {record['train_bound']:.2f}"
+        f"  ({record['train_bound'] / record['num_train']:.4f} per training point)\n"
+        f"test log-likelihood  {record['test_log_likelihood']:.4f}\n"
+        f"test CRPS            {record['crps']:.4f}\n"
+        f"test RMSE            {record['rmse']:.4f}\n"
+        f"noise variance       {record['noise_variance']:.2e}\n"
+        f"time                 {record['seconds']:.1f} s for {record['steps_done']} steps"
+        f" ({1e3 * record['seconds_per_step']:.1f} ms per step)\n"
+        f"record               {path}"
+    )
+    if figures is not None:
+        image = path.with_suffix(".png")
+        figures.demo_figure(dgp, datasets.load(config.dataset, config.split)).savefig(
+            image, dpi=120
+        )
+        print(f"figure               {image}")
+    if record["interrupted"]:
+        print("pyro-dgp: interrupted; the record holds the steps done.", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="pyro-dgp",
+        description="Latent-variable deep Gaussian processes with importance-weighted bounds.",
+    )
+    parser.add_argument("--version", action="version", version=f"pyro_dgp {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    demo = commands.add_parser(
+        "demo",
+        help="train on the paper's demo data and draw what was learned",
+        description="Trains a two-layer model with DReG on the paper's demo data (no download), "
+        "prints the bound and the test log-likelihood, and draws data and posterior samples.",
+    )
+    demo.set_defaults(command=_demo)
+    demo.add_argument("--no-figure", action="store_true", help="draw nothing")
+    _common(demo, K=20, steps=2000, lr=0.01, dtype="float32")
+
+    train = commands.add_parser(
+        "train",
+        help="train and evaluate one model on one split of a data set",
+        description="Trains one model in the paper's configuration and writes a JSON record.",
+        epilog="example: pyro-dgp train forest --split 0 --loss dreg --K 50 --steps 3000",
+    )
+    train.set_defaults(command=_train)
+    train.add_argument("dataset", help=f"one of {', '.join(datasets.names())}")
+    train.add_argument("--split", type=int, default=0, help="train-test split (default 0)")
+    train.add_argument("--loss", choices=LOSSES, default="dreg", help="default dreg")
+    train.add_argument("--layers", type=int, default=2, help="GP layers (default 2)")
+    train.add_argument("--latent-dim", type=int, default=1, help="dimension of z (default 1)")
+    train.add_argument("--fixed-qz", action="store_true", help="fix q(z) to the prior")
+    train.add_argument("--batch-size", type=int, default=64, help="default 64")
+    train.add_argument(
+        "--mixing",
+        choices=("published", "principal"),
+        default="published",
+        help="mixing matrix of the hidden layers (default: that of the published numbers)",
+    )
+    train.add_argument("--device", default="cpu", help="torch device (default cpu)")
+    train.add_argument("--test-samples", type=int, default=10_000, help="default 10000")
+    _common(train, K=50, steps=3000, lr=0.005, dtype="float64")
+    return parser
+
+
+def _common(parser, K: int, steps: int, lr: float, dtype: str) -> None:
+    parser.add_argument("--K", type=int, default=K, help=f"importance samples (default {K})")
+    parser.add_argument("--steps", type=int, default=steps, help=f"default {steps}")
+    parser.add_argument("--lr", type=float, default=lr, help=f"learning rate (default {lr})")
+    parser.add_argument(
+        "--dtype", choices=("float32", "float64"), default=dtype, help=f"default {dtype}"
+    )
+    parser.add_argument("--seed", type=int, default=None, help="default: the split's number")
+    parser.add_argument("--output", default="results", help="folder to write to (default results)")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The study: data sets, training runs, metrics and figures."""

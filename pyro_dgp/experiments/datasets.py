@@ -1,0 +1,157 @@
+"""The paper's demo data and the UCI sets, with the published splits and normalisation."""
+
+import gzip
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+
+__all__ = ["Split", "demo_data", "demo_function", "load", "names", "normalize", "split_indices"]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Training and test data on the normalised scale.
+
+    :param str name: Name of the data set.
+    :param numpy.ndarray X_train: [N, D].
+    :param numpy.ndarray y_train: [N].
+    :param numpy.ndarray X_test: [N_test, D].
+    :param numpy.ndarray y_test: [N_test].
+    """
+
+    name: str
+    X_train: np.ndarray
+    y_train: np.ndarray
+    X_test: np.ndarray
+    y_test: np.ndarray
+
+
+def normalize(values: np.ndarray) -> np.ndarray:
+    """``(v - mean) / (std + 1e-6)`` by column, with the population standard deviation."""
+    return (values - values.mean(0)) / (values.std(0) + 1e-6)
+
+
+# The demo data
+
+
+def demo_function(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Targets of the demo data: one of two skewed branches, at random.
+
+    f1 = sin(4x)/3 + 0.2 e^eps with probability 0.6, else f2 = -9x^2/30 + 1.5 + 0.2 e^eps, with
+    eps ~ N(0, 1). The paper's text has +9x^2/30; its code and its Figure 7 have the minus.
+
+    :param numpy.ndarray x: Inputs of any shape.
+    """
+    noise = 0.2 * np.exp(rng.standard_normal(x.shape))
+    first = np.sin(4 * x) / 3
+    second = -((3 * x) ** 2) / 30 + 1.5
+    return np.where(rng.random(x.shape) < 0.6, first, second) + noise
+
+
+def demo_data(seed: int = 0) -> Split:
+    """The demo data: 1998 training and 198 test points on [-3, 3].
+
+    Every unit of the input axis starts with a gap of 1/11 that holds test points only. Training and
+    test data are normalised each by its own mean and deviation, as in the authors' code.
+
+    :param int seed: Of the inputs and targets.
+    """
+    rng = np.random.default_rng(seed)
+    num_train, num_test, blocks = 2000, 200, 6
+    gap = num_test / (num_train + num_test)
+    starts = -3.0 + np.arange(blocks)
+    x_test = np.concatenate([rng.uniform(s, s + gap, num_test // blocks) for s in starts])
+    x_train = np.concatenate([rng.uniform(s + gap, s + 1, num_train // blocks) for s in starts])
+    return Split(
+        name="demo",
+        X_train=normalize(x_train)[:, None],
+        y_train=normalize(demo_function(x_train, rng)),
+        X_test=normalize(x_test)[:, None],
+        y_test=normalize(demo_function(x_test, rng)),
+    )
+
+
+# The UCI sets
+
+
+def names() -> list[str]:
+    """Names that :func:`load` knows."""
+    return ["demo", *_manifest()]
+
+
+def load(name: str, split: int = 0) -> Split:
+    """A data set with one of the published train-test splits.
+
+    UCI sets are normalised over **all** rows before the split and lose the inputs that are constant
+    over them, as the published numbers need; ``demo`` takes ``split`` as its seed. The file
+    ``NAME.csv.gz`` is looked for in ``$PYRO_DGP_DATA`` and in the cache folder, and its contents
+    are checked.
+
+    :param str name: One of :func:`names`.
+    :param int split: Number of the split; the paper has 20 of them a set.
+    :raises ValueError: If the name is unknown, the split negative, or the file not the right one.
+    :raises FileNotFoundError: If the file is in neither folder; says how to get it.
+    """
+    if name not in names():
+        raise ValueError(f"Unknown data set '{name}'; there are {', '.join(names())}.")
+    if split < 0:
+        raise ValueError(f"split must not be negative, but it is {split}.")
+    if name == "demo":
+        return demo_data(split)
+    table = _read(name)
+    X, y = normalize(table[:, :-1]), normalize(table[:, -1])
+    X = X[:, np.ptp(table[:, :-1], axis=0) > 0]
+    train, test = split_indices(len(table), split)
+    return Split(name, X[train], y[train], X[test], y[test])
+
+
+def split_indices(num_rows: int, split: int) -> tuple[np.ndarray, np.ndarray]:
+    """Row numbers of the training (90%) and test halves of a published split, in their order."""
+    # The published splits are those of NumPy's legacy generator.
+    order = np.arange(num_rows)
+    np.random.RandomState(split).shuffle(order)
+    num_train = int(0.9 * num_rows)
+    return order[:num_train], order[num_train:]
+
+
+def folders() -> list[Path]:
+    """Where the files are looked for, in order."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pyro_dgp"
+    named = os.environ.get("PYRO_DGP_DATA")
+    return [Path(named), cache] if named else [cache]
+
+
+def _manifest() -> dict[str, dict]:
+    text = resources.files("pyro_dgp.experiments").joinpath("uci.json").read_text()
+    return json.loads(text)
+
+
+def _read(name: str) -> np.ndarray:
+    entry = _manifest()[name]
+    path = next((f / f"{name}.csv.gz" for f in folders() if (f / f"{name}.csv.gz").is_file()), None)
+    if path is None:
+        where = " or ".join(str(folder) for folder in folders())
+        unset = "" if os.environ.get("PYRO_DGP_DATA") else " (PYRO_DGP_DATA is not set)"
+        raise FileNotFoundError(
+            f"Data set '{name}': no file {name}.csv.gz in {where}{unset}. Make it from "
+            f"{entry['source']}: gzip of a CSV file with header "
+            f"x0,...,x{entry['num_inputs'] - 1},y, {entry['num_rows']} rows in the order of that "
+            f"source, SHA-256 {entry['csv_sha256']}. "
+            f"{entry['note']}"
+        )
+    try:
+        text = gzip.decompress(path.read_bytes())
+    except (OSError, EOFError) as error:
+        raise ValueError(f"{path} is not a complete gzip file ({error}).") from error
+    digest = hashlib.sha256(text).hexdigest()
+    if digest != entry["csv_sha256"]:
+        raise ValueError(
+            f"{path} is not the published data set '{name}': the SHA-256 of its contents is "
+            f"{digest}, not {entry['csv_sha256']}. Replace it."
+        )
+    return np.loadtxt(text.decode().splitlines(), delimiter=",", skiprows=1, ndmin=2)

@@ -1,0 +1,175 @@
+"""One training run: a configuration in, a JSON record out."""
+
+import json
+import os
+import platform
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import pyro
+import torch
+from pyro.infer import ELBO, TraceMeanField_ELBO
+from torch import Tensor
+
+from pyro_dgp.experiments import datasets
+from pyro_dgp.experiments.metrics import bound, evaluate
+from pyro_dgp.gp import GPLayer, LatentDGP
+from pyro_dgp.gp.conditional import whitened_kl
+from pyro_dgp.infer import DRegIWELBO, PartiallyCollapsedIWELBO, TrainingHistory, fit
+from pyro_dgp.infer.training import paper_optimizer
+
+__all__ = ["LOSSES", "RunConfig", "run", "write_json"]
+
+LOSSES = ("dreg", "reg", "vi")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """What a run is; the defaults are the paper's, but for the number of steps (300,000 there).
+
+    :param str dataset: One of :func:`~pyro_dgp.experiments.datasets.names`.
+    :param int split: The train-test split.
+    :param int seed: Of initial values, batches and draws; None for the split's number.
+    :param str loss: "dreg", "reg", or "vi" for doubly stochastic VI (``TraceMeanField_ELBO``).
+    :param int K: Importance samples; "vi" does not use it.
+    :param int num_layers: GP layers.
+    :param int latent_dim: Dimension of z, 0 for a plain deep GP.
+    :param bool learned_qz: Learn q(z | x, y); False fixes it to the prior.
+    :param int num_steps: Gradient steps.
+    :param int batch_size: Minibatch size.
+    :param float lr: Adam's initial learning rate.
+    :param str mixing: "published" or "principal", see :meth:`~pyro_dgp.gp.LatentDGP.from_data`.
+    :param str dtype: "float64" or "float32".
+    :param str device: A torch device.
+    :param int num_test_samples: Samples per test row.
+    """
+
+    dataset: str
+    split: int = 0
+    seed: int | None = None
+    loss: str = "dreg"
+    K: int = 50
+    num_layers: int = 2
+    latent_dim: int = 1
+    learned_qz: bool = True
+    num_steps: int = 3000
+    batch_size: int = 64
+    lr: float = 0.005
+    mixing: str = "published"
+    dtype: str = "float64"
+    device: str = "cpu"
+    num_test_samples: int = 10_000
+
+    def __post_init__(self) -> None:
+        for name, value, choices in (
+            ("loss", self.loss, LOSSES),
+            ("dtype", self.dtype, ("float32", "float64")),
+        ):
+            if value not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, not '{value}'.")
+
+    @property
+    def name(self) -> str:
+        """A file name's stem that tells runs of a study apart."""
+        K = "" if self.loss == "vi" else f"_K{self.K}"
+        qz = "" if self.learned_qz else "_fixedqz"
+        seed = "" if self.seed is None else f"_seed{self.seed}"
+        return (
+            f"{self.dataset}_split{self.split}_L{self.num_layers}_{self.loss}{K}{qz}"
+            f"_steps{self.num_steps}{seed}"
+        )
+
+    def elbo(self) -> ELBO:
+        """The loss that is minimised."""
+        if self.loss == "vi":
+            return TraceMeanField_ELBO()
+        return {"dreg": DRegIWELBO, "reg": PartiallyCollapsedIWELBO}[self.loss](K=self.K)
+
+
+def run(config: RunConfig, progress: bool = True) -> tuple[dict, LatentDGP]:
+    """Trains and evaluates a model.
+
+    :param RunConfig config: What to run.
+    :param bool progress: Show a progress bar.
+    :returns: The record (plain numbers, strings, lists and dicts) and the trained model.
+    :raises ValueError: If the data set is unknown or not the right one, or an option out of range.
+    :raises FileNotFoundError: If the data set is missing.
+    """
+    data = datasets.load(config.dataset, config.split)
+    seed = config.split if config.seed is None else config.seed
+
+    def tensor(array: np.ndarray) -> Tensor:
+        return torch.as_tensor(array, dtype=getattr(torch, config.dtype), device=config.device)
+
+    X, y = tensor(data.X_train), tensor(data.y_train)
+    pyro.set_rng_seed(seed)
+    dgp = LatentDGP.from_data(
+        X,
+        y,
+        num_layers=config.num_layers,
+        latent_dim=config.latent_dim,
+        encoder_widths=(20, 20) if config.learned_qz else None,
+        mixing=config.mixing,
+    )
+    loss = config.elbo()
+    history = fit(
+        dgp.model,
+        dgp.guide,
+        loss,
+        (X, y),
+        num_steps=config.num_steps,
+        batch_size=config.batch_size,
+        optim=paper_optimizer(lr=config.lr),
+        seed=seed,
+        progress=progress,
+    )
+    record = {
+        "config": asdict(config),
+        "num_train": len(X),
+        "num_test": len(data.X_test),
+        "steps_done": len(history.losses),
+        "seconds": history.seconds,
+        "seconds_per_step": history.seconds / max(1, len(history.losses)),
+        "interrupted": history.interrupted,
+        "history": _thinned(history),
+        "train_bound": bound(dgp, loss, X, y),
+        "noise_variance": dgp.likelihood.variance.item(),
+        "kl": [
+            whitened_kl(layer.u_loc, layer.u_scale_tril).sum().item()
+            for layer in dgp.layers
+            if isinstance(layer, GPLayer)
+        ],
+        **evaluate(dgp, tensor(data.X_test), tensor(data.y_test), config.num_test_samples),
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "pyro": pyro.__version__,
+        },
+    }
+    return record, dgp
+
+
+def _thinned(history: TrainingHistory, window: int = 100) -> dict[str, list]:
+    """Means of the loss over windows of steps, named by the step after the window."""
+    starts = range(0, len(history.losses), window)
+    windows = [history.losses[start : start + window] for start in starts]
+    return {
+        "step": [start + len(w) for start, w in zip(starts, windows, strict=True)],
+        "loss": [float(np.mean(w)) for w in windows],
+    }
+
+
+def write_json(record: dict, path: Path) -> None:
+    """Writes a record so that a file of that name is always whole; makes its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w") as file:
+            json.dump(record, file, indent=1)
+            file.write("\n")
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

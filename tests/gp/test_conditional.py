@@ -1,0 +1,82 @@
+import pytest
+import torch
+from pyro.contrib.gp.kernels import RBF
+from pyro.contrib.gp.util import conditional
+from torch.distributions import MultivariateNormal, kl_divergence
+
+from pyro_dgp.gp.conditional import stable_cholesky, whitened_conditional, whitened_kl
+
+R, M, N, D = 3, 7, 11, 2
+
+
+def random_root(*shape):
+    """Lower-triangular square roots whose diagonals have both signs."""
+    return torch.randn(*shape).tril()
+
+
+@pytest.fixture
+def problem():
+    kernel = RBF(D, lengthscale=torch.tensor([0.7, 1.3]), variance=torch.tensor(1.0))
+    Z, X = torch.randn(M, D), torch.randn(N, D)
+    with torch.no_grad():
+        yield kernel, Z, X, torch.randn(R, M), random_root(R, M, M)
+
+
+def test_marginals_are_those_of_pyro(problem):
+    kernel, Z, X, m, S = problem
+    Luu = stable_cholesky(kernel(Z), 1e-6)
+    loc, var = whitened_conditional(Luu, kernel(Z, X), kernel(X, diag=True), m, S)
+    expected = conditional(X, Z, kernel, m, S, Lff=Luu, whiten=True)
+    torch.testing.assert_close(loc.mT, expected[0])
+    torch.testing.assert_close(var.mT, expected[1])
+
+
+def test_marginals_are_those_of_the_dense_gaussian(problem):
+    """Marginalise [f, u] with u ~ N(L m, L S S^T L^T) by the rules for Gaussians, GP by GP."""
+    kernel, Z, X, m, S = problem
+    Kuu = kernel(Z) + 1e-6 * torch.eye(M)
+    Kfu, Kff = kernel(X, Z), kernel(X)
+    L = torch.linalg.cholesky(Kuu)
+    loc, var = whitened_conditional(L, Kfu.mT, kernel(X, diag=True), m, S)
+    for r in range(R):
+        u_loc, u_cov = L @ m[r], L @ S[r] @ S[r].mT @ L.mT
+        gain = Kfu @ Kuu.inverse()
+        torch.testing.assert_close(loc[:, r], gain @ u_loc)
+        cov = Kff - gain @ Kfu.mT + gain @ u_cov @ gain.mT
+        torch.testing.assert_close(var[:, r], cov.diagonal())
+
+
+def test_kl_is_that_of_torch_distributions():
+    m, S = torch.randn(R, M), random_root(R, M, M)
+    sign = S.diagonal(dim1=-2, dim2=-1).sign()
+    q = MultivariateNormal(m, scale_tril=S * sign.unsqueeze(-2))
+    p = MultivariateNormal(torch.zeros(M), scale_tril=torch.eye(M))
+    torch.testing.assert_close(whitened_kl(m, S), kl_divergence(q, p))
+
+
+def test_derivatives():
+    kernel = RBF(D)
+
+    def marginals(Z, X, m, S):
+        Luu = stable_cholesky(kernel(Z), 1e-4)
+        loc, var = whitened_conditional(Luu, kernel(Z, X), kernel(X, diag=True), m, S.tril())
+        return loc, var, whitened_kl(m, S.tril())
+
+    inputs = [torch.randn(4, D), torch.randn(3, D), torch.randn(2, 4), torch.randn(2, 4, 4)]
+    torch.autograd.gradcheck(marginals, [x.requires_grad_() for x in inputs])
+
+
+def test_cholesky_of_a_singular_matrix_takes_more_jitter_and_says_so():
+    K = torch.ones(50, 50) - 1e-4 * torch.eye(50)  # its smallest eigenvalue is -1e-4
+    with pytest.warns(RuntimeWarning, match="layer 1: .*jitter of 1e-03"):
+        L = stable_cholesky(K, 1e-6, "layer 1")
+    assert L.isfinite().all()
+    torch.testing.assert_close(L @ L.mT, K + 1e-3 * K[0, 0] * torch.eye(50))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0])
+def test_cholesky_that_cannot_be_saved_names_the_layer(bad):
+    K = torch.eye(3)
+    K[0, 0] = bad
+    with pytest.raises(ValueError, match="layer 1"):
+        stable_cholesky(K, 1e-6, "layer 1")

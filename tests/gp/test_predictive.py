@@ -1,0 +1,140 @@
+import numpy as np
+import pytest
+import torch
+from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
+
+from pyro_dgp.gp import PredictiveMixture, predictive
+
+S, N, P = 30, 4, 2
+
+
+@pytest.fixture(params=[0, 1], ids=["[N]", "[N, P]"])
+def mixture(request, monkeypatch):
+    """Chunks so small that every method needs several."""
+    monkeypatch.setattr(predictive, "_CHUNK", 7 * N * P)
+    shape = (S, N, P) if request.param else (S, N)
+    return PredictiveMixture(torch.randn(shape), 0.05 + torch.rand(shape), request.param)
+
+
+def reference(mixture, joint=True):
+    """torch's mixture, jointly over the outputs or for each output's marginal."""
+    components = Normal(mixture.loc.movedim(0, 1), mixture.scale.movedim(0, 1))
+    if not joint:
+        components = Normal(mixture.loc.movedim(0, -1), mixture.scale.movedim(0, -1))
+        return MixtureSameFamily(Categorical(torch.ones_like(components.loc)), components)
+    return MixtureSameFamily(
+        Categorical(torch.ones(N, S)), Independent(components, mixture.event_dim)
+    )
+
+
+def value_like(mixture, *lead):
+    return torch.randn(*lead, *mixture.batch_shape, *mixture.event_shape)
+
+
+@pytest.mark.parametrize("lead", [(), (3,), (2, 3)])
+def test_density_and_moments_are_those_of_torchs_mixture(mixture, lead):
+    y = value_like(mixture, *lead)
+    expected = reference(mixture)
+    torch.testing.assert_close(mixture.log_prob(y), expected.log_prob(y))
+    torch.testing.assert_close(mixture.mean, expected.mean)
+    torch.testing.assert_close(mixture.variance, expected.variance)
+    # The mean of the variances, the known wrong variant, is another number.
+    assert (mixture.variance > 1.2 * mixture.scale.square().mean(0)).all()
+    torch.testing.assert_close(mixture.cdf(y), reference(mixture, joint=False).cdf(y))
+
+
+def test_quantiles_invert_the_cdf(mixture):
+    q = torch.tensor([1e-6, 0.05, 0.5, 0.95, 1 - 1e-6])
+    x = mixture.quantile(q)
+    shape = mixture.batch_shape + mixture.event_shape
+    assert x.shape == (5, *shape)
+    torch.testing.assert_close(mixture.cdf(x), q.reshape(5, *[1] * len(shape)).expand_as(x))
+    torch.testing.assert_close(mixture.quantile(0.5), x[2])
+    torch.testing.assert_close(mixture.icdf(mixture.cdf(x[1])), x[1])
+
+
+def test_quantile_between_far_components():
+    """A step in the cdf and a flat stretch, where Newton's method alone fails."""
+    loc = torch.tensor([0.0, 1e3]).unsqueeze(-1)
+    mixture = PredictiveMixture(loc, torch.full_like(loc, 1e-5))
+    x = mixture.quantile(torch.tensor([0.2, 0.49, 0.51, 0.8]))
+    exact = Normal(0.0, 1e-5).icdf(torch.tensor([0.4, 0.98, 0.02, 0.6]))
+    torch.testing.assert_close(
+        x[:, 0], exact + torch.tensor([0.0, 0.0, 1e3, 1e3]), atol=1e-9, rtol=0
+    )
+
+
+@pytest.mark.parametrize("q", [0.0, 1.0, -0.1, float("nan")])
+def test_quantile_of_no_probability(mixture, q):
+    with pytest.raises(ValueError, match="strictly between"):
+        mixture.quantile(q)
+
+
+def crps_by_integration(mixture, y):
+    """Integral of (F(x) - 1{x >= y})^2, in two pieces."""
+    total = torch.zeros(mixture.loc.shape[1:])
+    t, w = (torch.as_tensor(a) for a in np.polynomial.legendre.leggauss(2000))
+    for a, b, step in ((-12.0, y, 0.0), (y, 12.0, 1.0)):
+        a, b = torch.as_tensor(a).expand_as(total), torch.as_tensor(b).expand_as(total)
+        x = 0.5 * (b - a) * t.reshape(-1, *[1] * total.dim()) + 0.5 * (a + b)
+        f = (mixture.cdf(x) - step) ** 2
+        total += 0.5 * (b - a) * (w.reshape(-1, *[1] * total.dim()) * f).sum(0)
+    return total
+
+
+def test_crps_is_the_integral(mixture):
+    y = value_like(mixture)
+    torch.testing.assert_close(mixture.crps(y), crps_by_integration(mixture, y))
+    torch.testing.assert_close(mixture.crps(torch.stack([y, y + 1]))[0], mixture.crps(y))
+
+
+def test_crps_of_one_component():
+    m = PredictiveMixture(torch.zeros(1, 1), torch.ones(1, 1))
+    expected = 2 * torch.tensor(2 * np.pi).rsqrt() - torch.tensor(np.pi).rsqrt()
+    torch.testing.assert_close(m.crps(torch.zeros(1)), expected.reshape(1))
+
+
+def test_crps_of_many_components_is_close():
+    loc, scale = torch.randn(3000, 2), 0.1 + torch.rand(3000, 2)
+    m, y = PredictiveMixture(loc, scale), torch.tensor([0.0, 2.0])
+    torch.testing.assert_close(m.crps(y), crps_by_integration(m, y), rtol=3e-3, atol=0)
+
+
+def test_samples(mixture):
+    draws = mixture.sample((20_000,))
+    assert draws.shape == (20_000, *mixture.batch_shape, *mixture.event_shape)
+    sd = mixture.variance.sqrt()
+    assert ((draws.mean(0) - mixture.mean).abs() < 4 * sd / 20_000**0.5).all()
+    for q in (0.1, 0.5, 0.9):
+        below = (draws < mixture.quantile(q)).double().mean(0)
+        assert ((below - q).abs() < 4 * (q * (1 - q) / 20_000) ** 0.5).all()
+
+
+def test_outputs_of_a_draw_share_their_component():
+    loc = torch.tensor([[[-5.0, -5.0]], [[5.0, 5.0]]])
+    draws = PredictiveMixture(loc, torch.full_like(loc, 0.1), 1).sample((100,))
+    assert (draws[..., 0].sign() == draws[..., 1].sign()).all()
+    assert draws.sign().unique().numel() == 2
+
+
+def test_expand(mixture):
+    y = value_like(mixture, 3)
+    wide = mixture.expand((3, N))
+    torch.testing.assert_close(wide.log_prob(y), mixture.log_prob(y))
+    assert wide.sample().shape == y.shape
+
+
+def test_shapes_must_agree():
+    with pytest.raises(ValueError, match="must have one shape"):
+        PredictiveMixture(torch.zeros(3, 2), torch.ones(3, 1))
+    with pytest.raises(ValueError, match="scale"):
+        PredictiveMixture(torch.zeros(3, 2), torch.zeros(3, 2))
+
+
+def test_float32():
+    m = PredictiveMixture(
+        torch.randn(5, 3, dtype=torch.float32), torch.rand(5, 3, dtype=torch.float32)
+    )
+    y = torch.zeros(3, dtype=torch.float32)
+    for value in (m.log_prob(y), m.cdf(y), m.crps(y), m.quantile(0.5), m.sample(), m.variance):
+        assert value.dtype == torch.float32

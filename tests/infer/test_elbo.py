@@ -1,0 +1,474 @@
+import math
+from itertools import pairwise
+
+import pyro
+import pyro.distributions as dist
+import pyro.poutine as poutine
+import pytest
+import torch
+from pyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO, config_enumerate
+from pyro.infer.autoguide import AutoNormal
+
+from pyro_dgp import DRegIWELBO, PartiallyCollapsedIWELBO
+from pyro_dgp.infer import elbo as elbo_module
+from pyro_dgp.infer import particles
+from tests.infer.models import CASES, VAE_INIT, Y, parameters, vae, with_global
+
+ESTIMATORS = [PartiallyCollapsedIWELBO, DRegIWELBO]
+
+
+def draws(case, loss, num_draws):
+    """Values of the bound and of its gradient, [num_draws] each, by parameter."""
+    pyro.clear_param_store()
+    values, grads = [], {name: [] for name in case.init}
+    parameters(case.init)
+    unconstrained = {n: pyro.param(n).unconstrained() for n in case.init}
+    for _ in range(num_draws):
+        values.append(-loss.loss_and_grads(case.model, case.guide, *case.args))
+        for name, p in unconstrained.items():
+            grads[name].append(torch.zeros(()) if p.grad is None else -p.grad.clone())
+            p.grad = None
+    return torch.tensor(values), {name: torch.stack(g) for name, g in grads.items()}
+
+
+def z_score(x, expected):
+    """Distance of a sample mean to its expectation in standard errors; rounding counts as none."""
+    error = x.std() / len(x) ** 0.5
+    return abs(x.mean() - expected) / (error + 1e-9)
+
+
+def scores(case, loss, num_draws=400):
+    value, gradient = case.exact_gradient(loss.K)
+    values, grads = draws(case, loss, num_draws)
+    return {"bound": z_score(values, value)} | {
+        name: z_score(grads[name], gradient[name]) for name in grads
+    }
+
+
+@pytest.mark.parametrize("K", [1, 2, 3])
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_value_and_gradient_are_those_of_the_integral(estimator, name, K):
+    if K == 3 and name in ("hierarchical guide", "no plate"):
+        pytest.skip("a six-dimensional integral")
+    result = scores(CASES[name](), estimator(K=K, num_particles=50))
+    # Of some 300 scores in all, the largest is expected near 3.
+    assert max(result.values()) < 4.2, result
+
+
+# The known wrong variants, each of which the law above must reject.
+
+
+def unsquared_weights(monkeypatch):
+    monkeypatch.setattr(elbo_module, "_weigh_gradient", lambda draw, event_dim, gradient: gradient)
+
+
+def squared_weights_for_every_parameter(monkeypatch):
+    def log_mean_weight(self, log_w, draws):
+        value = PartiallyCollapsedIWELBO._log_mean_weight(self, log_w.detach(), draws)
+        weights = log_w.detach().softmax(1)
+        draws[0].weights = torch.ones_like(weights.flatten(0, 1))
+        surrogate = (weights.square() * log_w).sum(1)
+        return value + (surrogate - surrogate.detach())
+
+    monkeypatch.setattr(DRegIWELBO, "_log_mean_weight", log_mean_weight)
+
+
+def scale_inside_the_logarithm(monkeypatch):
+    monkeypatch.setattr(particles, "tempering", lambda site, weight_plates: site["scale"])
+    monkeypatch.setattr(elbo_module, "tempering", lambda site, weight_plates: 1.0)
+    monkeypatch.setattr(particles.WeightPlates, "scale", lambda self, site: 1.0)
+
+
+def globals_drawn_for_every_sample(monkeypatch):
+    """Every sample has its own global draw, with the right KL outside the logarithm."""
+    plate = particles.ParticlePlate
+    monkeypatch.setattr(plate, "_process_message", super(plate, plate)._process_message)
+    right = particles.global_elbo
+    monkeypatch.setattr(elbo_module, "global_elbo", lambda *args: right(*args) / (3 * 50))
+
+
+def detached_guide_distributions(monkeypatch):
+    """Holds phi fixed in log q by cutting the parameters of each site, other latents included."""
+    monkeypatch.setattr(
+        elbo_module._Draw, "rerun", lambda draw, leaves: with_leaves(draw.sites, leaves)
+    )
+
+
+def with_leaves(sites, leaves):
+    return {name: {**site, "value": leaves[name]} for name, site in sites.items()}
+
+
+@pytest.mark.parametrize(
+    ("break_it", "estimator", "name", "K", "rejected"),
+    [
+        (unsquared_weights, DRegIWELBO, "plate", 3, "a"),
+        (squared_weights_for_every_parameter, DRegIWELBO, "plate", 3, "theta"),
+        (scale_inside_the_logarithm, PartiallyCollapsedIWELBO, "plate, subsampled", 3, "bound"),
+        (globals_drawn_for_every_sample, PartiallyCollapsedIWELBO, "global", 3, "bound"),
+        (detached_guide_distributions, DRegIWELBO, "hierarchical guide", 2, "a"),
+    ],
+)
+def test_wrong_variants_are_rejected(monkeypatch, break_it, estimator, name, K, rejected):
+    case = CASES[name]()
+    break_it(monkeypatch)
+    result = scores(case, estimator(K=K, num_particles=50), 800)
+    assert result[rejected] > 6, result
+
+
+# Laws that need no integral.
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_looped_particles_have_the_same_expectation(estimator, name):
+    case = CASES[name]()
+    K = 2
+    result = scores(case, estimator(K=K, num_particles=4, vectorize_particles=False), 150)
+    assert max(result.values()) < 4.2, result
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_all_ways_to_call_agree(estimator):
+    case = with_global()
+    loss = estimator(K=5, num_particles=2)
+    parameters(case.init)
+    loss.loss(case.model, case.guide, Y)  # learns the structure, which draws
+    results = []
+    for call in ("loss", "loss_and_grads", "differentiable_loss"):
+        pyro.set_rng_seed(1)
+        results.append(float(getattr(loss, call)(case.model, case.guide, Y)))
+    assert results[0] == results[1] == results[2]
+
+
+def test_both_estimators_report_one_bound():
+    case = with_global()
+    parameters(case.init)
+    values = []
+    for estimator in ESTIMATORS:
+        loss = estimator(K=7)
+        loss.loss(case.model, case.guide, Y)
+        pyro.set_rng_seed(1)
+        values.append(loss.loss_and_grads(case.model, case.guide, Y))
+    assert values[0] == pytest.approx(values[1], abs=1e-12)
+
+
+def test_bound_grows_with_K():
+    case = vae()
+    means = []
+    for K in (1, 2, 5, 20, 100):
+        values, _ = draws(case, PartiallyCollapsedIWELBO(K=K, num_particles=200), 30)
+        means.append((values.mean(), values.std() / 30**0.5))
+    for (low, low_error), (high, high_error) in pairwise(means):
+        assert high - low > -2 * (low_error + high_error)
+    p = {k: torch.tensor(v) for k, v in VAE_INIT.items()}
+    evidence = dist.Normal(p["theta"], (1 + (2 * p["log_s"]).exp()).sqrt()).log_prob(Y).sum()
+    assert means[-1][0] < evidence + 4 * means[-1][1]
+    assert evidence - means[-1][0] < 0.02
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("reference", [Trace_ELBO, TraceMeanField_ELBO])
+def test_one_sample_is_pyros_elbo(estimator, reference):
+    case = with_global(2)
+    values, _ = draws(case, estimator(K=1, num_particles=50), 200)
+    parameters(case.init)
+    elbo = reference(num_particles=10)
+    others = torch.tensor([-elbo.loss(case.model, case.guide, Y) for _ in range(500)])
+    error = (values.var() / len(values) + others.var() / len(others)).sqrt()
+    assert abs(values.mean() - others.mean()) < 4 * error
+
+
+def test_one_sample_of_dreg_sticks_the_landing():
+    """Where q is the posterior, the K = 1 gradient vanishes at every draw."""
+    y = torch.tensor([0.5, 1.0])
+
+    def model():
+        with pyro.plate("data", 2):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(z, 1.0), obs=y)
+
+    def guide():
+        loc = pyro.param("loc", y / 2)
+        scale = pyro.param("scale", torch.full((2,), 0.5**0.5))
+        with pyro.plate("data", 2):
+            pyro.sample("z", dist.Normal(loc, scale))
+
+    DRegIWELBO(K=1).loss_and_grads(model, guide)
+    for name in ("loc", "scale"):
+        assert pyro.param(name).unconstrained().grad.abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_weights_that_underflow_do_not_give_nan(estimator):
+    """The model's support is narrower than the guide's: some weights are exactly 0."""
+
+    def model():
+        with pyro.plate("data", 3):
+            z = pyro.sample("z", dist.Uniform(-1.0, 1.0, validate_args=False))
+            pyro.sample("y", dist.Normal(z, 1.0), obs=torch.zeros(3))
+
+    def guide():
+        loc = pyro.param("loc", torch.zeros(3))
+        with pyro.plate("data", 3):
+            pyro.sample("z", dist.Normal(loc, 1.0))
+
+    with pyro.validation_enabled(False):
+        loss = estimator(K=50).loss_and_grads(model, guide)
+    assert math.isfinite(loss)
+    assert pyro.param("loc").grad.isfinite().all()
+
+
+def test_svi_finds_the_evidence():
+    """At the optimum of this conjugate model the bound is the evidence."""
+    case = vae()
+    optim = pyro.optim.ClippedAdam({"lr": 0.02, "lrd": 0.995})
+    svi = SVI(case.model, case.guide, optim, loss=DRegIWELBO(K=10, num_particles=5))
+    for _ in range(800):
+        svi.step(Y)
+    p = {k: pyro.param(k).detach() for k in VAE_INIT}
+    evidence = dist.Normal(p["theta"], (1 + (2 * p["log_s"]).exp()).sqrt()).log_prob(Y).sum()
+    assert -svi.evaluate_loss(Y) == pytest.approx(evidence.item(), abs=0.05)
+    # Maximum likelihood: the moments of y, whose variance is above 1.
+    assert p["theta"].item() == pytest.approx(Y.mean().item(), abs=0.1)
+    assert 1 + (2 * p["log_s"]).exp().item() == pytest.approx(Y.var(unbiased=False).item(), abs=0.3)
+
+
+def test_elbo_module():
+    class Model(pyro.nn.PyroModule):
+        def forward(self, y):
+            with pyro.plate("data", len(y)):
+                z = pyro.sample("z", dist.Normal(0.0, 1.0))
+                pyro.sample("y", dist.Normal(z, 1.0), obs=y)
+
+    class Guide(pyro.nn.PyroModule):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(1, 1)
+
+        def forward(self, y):
+            with pyro.plate("data", len(y)):
+                pyro.sample("z", dist.Normal(self.linear(y.unsqueeze(-1)).squeeze(-1), 0.5))
+
+    loss = DRegIWELBO(K=5)(Model(), Guide())
+    value = loss(Y)
+    value.backward()
+    assert value.dim() == 0
+    assert loss.guide.linear.weight.grad.abs() > 0
+
+
+def test_masked_data_do_not_count():
+    mask = torch.tensor([True, False, True, False])
+
+    def masked(fn):
+        return lambda y: poutine.mask(fn, mask=mask)(y)
+
+    def few(y):
+        return y[mask]
+
+    case = vae()
+    parameters(case.init)
+    K = 3
+    value, _ = case.exact_gradient(K)
+    masked_case = vae()
+    masked_case.model, masked_case.guide = masked(case.model), masked(case.guide)
+    values, grads = draws(masked_case, DRegIWELBO(K=K, num_particles=50), 200)
+    short = vae()
+    short.args = (few(Y),)
+    expected_values, expected_grads = draws(short, DRegIWELBO(K=K, num_particles=50), 200)
+    for x, y in [(values, expected_values)] + [(grads[n], expected_grads[n]) for n in grads]:
+        error = (x.var() / len(x) + y.var() / len(y)).sqrt()
+        assert abs(x.mean() - y.mean()) < 4 * error
+    assert abs(values.mean() - value) > 1
+
+
+def test_scale_inside_the_plate_tempers():
+    """poutine.scale on the model and guide stays inside the logarithm."""
+    case = vae(2)
+    parameters(case.init)
+
+    def scaled(y):
+        with poutine.scale(scale=0.5):
+            return case.model(y)
+
+    def scaled_guide(y):
+        with poutine.scale(scale=0.5):
+            return case.guide(y)
+
+    loss = PartiallyCollapsedIWELBO(K=1, num_particles=50)
+    values = torch.tensor([-loss.loss(scaled, scaled_guide, Y) for _ in range(200)])
+    value, _ = case.exact_gradient(1)
+    assert z_score(values, 0.5 * value) < 4
+    with pytest.raises(NotImplementedError, match=r"'z' is scaled by poutine\.scale"):
+        DRegIWELBO(K=2).loss_and_grads(scaled, scaled_guide, Y)
+
+
+def test_autoguide_over_positive_local_and_global_sites():
+    """AutoNormal puts a density on a Delta, which a closed-form KL would ignore."""
+
+    def model(y):
+        rate = pyro.sample("rate", dist.Gamma(2.0, 1.0))
+        with pyro.plate("data", len(y)):
+            z = pyro.sample("z", dist.LogNormal(0.0, rate))
+            pyro.sample("y", dist.Normal(z, 1.0), obs=y)
+
+    guide = AutoNormal(model)
+    loss = PartiallyCollapsedIWELBO(K=1, num_particles=20)
+    values = torch.tensor([-loss.loss(model, guide, Y) for _ in range(400)])
+    others = torch.tensor([-Trace_ELBO(20).loss(model, guide, Y) for _ in range(200)])
+    error = (values.var() / len(values) + others.var() / len(others)).sqrt()
+    assert abs(values.mean() - others.mean()) < 4 * error
+    with pytest.raises(NotImplementedError, match="'z' is a Delta"):
+        DRegIWELBO(K=2).loss_and_grads(model, guide, Y)
+
+
+def test_one_object_for_several_models():
+    loss = DRegIWELBO(K=2)
+    for name in ("plate", "no plate", "global", "plate"):
+        case = CASES[name]()
+        assert math.isfinite(loss.loss(case.model, case.guide, *case.args))
+
+
+def test_structure_that_depends_on_the_arguments():
+    def model(y, two):
+        with pyro.plate("data", 4, dim=-1):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            if two:
+                with pyro.plate("inside", 2, dim=-2):
+                    pyro.sample("y", dist.Normal(z, 1.0), obs=torch.stack([y, y]))
+            else:
+                pyro.sample("y", dist.Normal(z, 1.0), obs=y)
+
+    def guide(y, two):
+        with pyro.plate("data", 4, dim=-1):
+            pyro.sample("z", dist.Normal(y, 1.0))
+
+    loss = PartiallyCollapsedIWELBO(K=3)
+    for two in (False, True, False):
+        assert math.isfinite(loss.loss(model, guide, Y, two))
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("K", [0, -1, 2.0, True, "3", None])
+def test_bad_K(estimator, K):
+    with pytest.raises(ValueError, match="K must be an integer"):
+        estimator(K=K)
+
+
+def test_bad_num_particles():
+    with pytest.raises(ValueError, match="num_particles must be an integer"):
+        DRegIWELBO(K=2, num_particles=0)
+
+
+def normal_guide(*names):
+    def guide():
+        with pyro.plate("data", 3):
+            for name in names:
+                pyro.sample(name, dist.Normal(pyro.param(f"{name}_loc", torch.zeros(())), 1.0))
+
+    return guide
+
+
+def test_refuses_a_model_without_observations():
+    def model():
+        with pyro.plate("data", 3):
+            pyro.sample("z", dist.Normal(0.0, 1.0))
+
+    with pytest.raises(ValueError, match="observes nothing"):
+        DRegIWELBO(K=2).loss(model, normal_guide("z"))
+
+
+@pytest.mark.filterwarnings("ignore:Found vars in model but not guide")
+def test_refuses_a_guide_that_lacks_a_site():
+    def model():
+        with pyro.plate("data", 3):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            x = pyro.sample("x", dist.Normal(z, 1.0))
+            pyro.sample("y", dist.Normal(x, 1.0), obs=torch.zeros(3))
+
+    with pytest.raises(ValueError, match="'x' is missing in the guide"):
+        DRegIWELBO(K=2).loss(model, normal_guide("z"))
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_refuses_a_guide_that_is_not_reparameterised(local):
+    def guide():
+        p = pyro.param("p", torch.tensor(0.5))
+        if not local:
+            pyro.sample("z", dist.Bernoulli(p))
+            return
+        with pyro.plate("data", 3):
+            pyro.sample("z", dist.Bernoulli(p))
+
+    def model():
+        if not local:
+            z = pyro.sample("z", dist.Bernoulli(0.5))
+        with pyro.plate("data", 3):
+            if local:
+                z = pyro.sample("z", dist.Bernoulli(0.5))
+            pyro.sample("y", dist.Normal(z, 1.0), obs=torch.zeros(3))
+
+    with pytest.raises(NotImplementedError, match="'z' \\(Bernoulli\\) is not reparameterised"):
+        DRegIWELBO(K=2).loss(model, guide)
+
+
+def test_refuses_enumeration():
+    def model():
+        with pyro.plate("data", 3):
+            z = pyro.sample("z", dist.Bernoulli(0.5))
+            pyro.sample("y", dist.Normal(z, 1.0), obs=torch.zeros(3))
+
+    @config_enumerate
+    def guide():
+        with pyro.plate("data", 3):
+            pyro.sample("z", dist.Bernoulli(pyro.param("p", torch.tensor(0.5))))
+
+    with pytest.raises(NotImplementedError, match="'z' is enumerated"):
+        DRegIWELBO(K=2).loss(model, guide)
+
+
+def test_refuses_observations_outside_the_local_plate():
+    def model():
+        with pyro.plate("data", 3):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(z, 1.0), obs=torch.zeros(3))
+        with pyro.plate("other", 2):
+            pyro.sample("x", dist.Normal(0.0, 1.0), obs=torch.zeros(2))
+
+    with pytest.raises(NotImplementedError, match="Site 'x' and the local latent site 'z'"):
+        DRegIWELBO(K=2).loss(model, normal_guide("z"))
+
+
+def test_refuses_subsampling_inside_the_weights():
+    def model():
+        with pyro.plate("data", 3, dim=-1):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            with pyro.plate("inside", 10, subsample_size=5, dim=-2):
+                pyro.sample("y", dist.Normal(z, 1.0), obs=torch.zeros(5, 3))
+
+    with pytest.raises(NotImplementedError, match="Plate 'inside' of site 'y' subsamples"):
+        DRegIWELBO(K=2).loss(model, normal_guide("z"))
+
+
+def test_refuses_sequential_plates():
+    def model():
+        for i in pyro.plate("data", 3):
+            z = pyro.sample(f"z{i}", dist.Normal(0.0, 1.0))
+            pyro.sample(f"y{i}", dist.Normal(z, 1.0), obs=torch.zeros(()))
+
+    def guide():
+        for i in pyro.plate("data", 3):
+            pyro.sample(f"z{i}", dist.Normal(0.0, 1.0))
+
+    with pytest.raises(NotImplementedError, match="'y0' stands in a sequential plate"):
+        DRegIWELBO(K=2).loss(model, guide)
+
+
+def test_refuses_too_few_dimensions():
+    case = vae()
+    with pytest.raises(ValueError, match="max_plate_nesting is 0"):
+        DRegIWELBO(K=2, max_plate_nesting=0).loss(case.model, case.guide, Y)
+    assert math.isfinite(DRegIWELBO(K=2, max_plate_nesting=3).loss(case.model, case.guide, Y))
