@@ -288,7 +288,9 @@ class DRegIWELBO(PartiallyCollapsedIWELBO):
 
 def _weigh_gradient(draw: _Draw, event_dim: int, gradient: Tensor) -> Tensor:
     """The second factor w~ of DReG, on the gradient's way from the densities to the sampler."""
-    return gradient * draw.weights.reshape(draw.weights.shape + (1,) * event_dim)
+    batch_dim = gradient.dim() - event_dim
+    shape = draw.weights.shape[max(0, draw.weights.dim() - batch_dim) :] + (1,) * event_dim
+    return gradient * draw.weights.reshape(shape)
 
 
 def _slopes(draw: _Draw, leaves: dict[str, Tensor], log_qs: list[Tensor]) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
-Y = torch.tensor([0.7, -1.2, 0.1, 1.9])
+Y = torch.tensor([0.7, -1.2, 0.1, 1.9], dtype=torch.float64)
 
 
 def grid(num_dims: int, num_nodes: int) -> tuple[Tensor, Tensor]:

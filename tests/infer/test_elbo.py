@@ -124,7 +124,7 @@ def test_wrong_variants_are_rejected(monkeypatch, break_it, estimator, name, K, 
 def test_looped_particles_have_the_same_expectation(estimator, name):
     case = CASES[name]()
     K = 2
-    result = scores(case, estimator(K=K, num_particles=4, vectorize_particles=False), 150)
+    result = scores(case, estimator(K=K, num_particles=4, vectorize_particles=False), 100)
     assert max(result.values()) < 4.2, result
 
 
@@ -137,7 +137,9 @@ def test_all_ways_to_call_agree(estimator):
     results = []
     for call in ("loss", "loss_and_grads", "differentiable_loss"):
         pyro.set_rng_seed(1)
-        results.append(float(getattr(loss, call)(case.model, case.guide, Y)))
+        results.append(
+            float(torch.as_tensor(getattr(loss, call)(case.model, case.guide, Y)).detach())
+        )
     assert results[0] == results[1] == results[2]
 
 
@@ -173,8 +175,8 @@ def test_one_sample_is_pyros_elbo(estimator, reference):
     case = with_global(2)
     values, _ = draws(case, estimator(K=1, num_particles=50), 200)
     parameters(case.init)
-    elbo = reference(num_particles=10)
-    others = torch.tensor([-elbo.loss(case.model, case.guide, Y) for _ in range(500)])
+    elbo = reference(num_particles=20, vectorize_particles=True)
+    others = torch.tensor([-elbo.loss(case.model, case.guide, Y) for _ in range(300)])
     error = (values.var() / len(values) + others.var() / len(others)).sqrt()
     assert abs(values.mean() - others.mean()) < 4 * error
 
@@ -343,7 +345,7 @@ def test_structure_that_depends_on_the_arguments():
         with pyro.plate("data", 4, dim=-1):
             pyro.sample("z", dist.Normal(y, 1.0))
 
-    loss = PartiallyCollapsedIWELBO(K=3)
+    loss = PartiallyCollapsedIWELBO(K=3, max_plate_nesting=2)
     for two in (False, True, False):
         assert math.isfinite(loss.loss(model, guide, Y, two))
 
