@@ -4,7 +4,7 @@ import json
 import os
 import platform
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +63,14 @@ class RunConfig:
     num_test_samples: int = 10_000
 
     def __post_init__(self) -> None:
+        for name, value, minimum in (
+            ("K", self.K, 1),
+            ("num_steps", self.num_steps, 0),
+            ("batch_size", self.batch_size, 1),
+            ("num_test_samples", self.num_test_samples, 1),
+        ):
+            if value < minimum:
+                raise ValueError(f"{name} must be at least {minimum}, but it is {value}.")
         for name, value, choices in (
             ("loss", self.loss, LOSSES),
             ("dtype", self.dtype, ("float32", "float64")),
@@ -72,14 +80,13 @@ class RunConfig:
 
     @property
     def name(self) -> str:
-        """A file name's stem that tells runs of a study apart."""
-        K = "" if self.loss == "vi" else f"_K{self.K}"
-        qz = "" if self.learned_qz else "_fixedqz"
-        seed = "" if self.seed is None else f"_seed{self.seed}"
-        return (
-            f"{self.dataset}_split{self.split}_L{self.num_layers}_{self.loss}{K}{qz}"
-            f"_steps{self.num_steps}{seed}"
-        )
+        """A file name's stem that tells runs apart: split, loss and K, and what is no default."""
+        stem = f"{self.dataset}_split{self.split}_{self.loss}_K{self.K}"
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name not in ("dataset", "split", "loss", "K") and value != field.default:
+                stem += f"_{field.name}={value}"
+        return stem
 
     def elbo(self) -> ELBO:
         """The loss that is minimised."""

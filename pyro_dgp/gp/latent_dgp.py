@@ -166,10 +166,10 @@ class LatentDGP(PyroModule):
         :raises ValueError: If a shape is wrong or a value is not finite.
         """
         self._check(X, y)
-        plate = self.plate(X)
-        f_loc, f_var = self.function(X, plate)
         self.likelihood.set_mode("model")
         self.likelihood._load_pyro_samples()
+        plate = self.plate(X)
+        f_loc, f_var = self.function(X, plate)
         with plate:
             return self.likelihood(f_loc, f_var, y)
 
@@ -253,10 +253,10 @@ class LatentDGP(PyroModule):
         return self.likelihood.predictive(loc, var)
 
     def _guide_globals(self) -> None:
-        for layer in self._gp_layers:
-            layer.guide()
         self.likelihood.set_mode("guide")
         self.likelihood._load_pyro_samples()
+        for layer in self._gp_layers:
+            layer.guide()
 
     def _propagate(self, h: Tensor, plate: pyro.plate) -> tuple[Tensor, Tensor]:
         with plate:

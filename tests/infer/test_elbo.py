@@ -1,6 +1,7 @@
 import math
 from itertools import pairwise
 
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import pyro.poutine as poutine
@@ -199,6 +200,29 @@ def test_one_sample_of_dreg_sticks_the_landing():
     DRegIWELBO(K=1).loss_and_grads(model, guide)
     for name in ("loc", "scale"):
         assert pyro.param(name).unconstrained().grad.abs().max() < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("estimator", "name", "order"),
+    [
+        (PartiallyCollapsedIWELBO, "log_c", -0.5),
+        (PartiallyCollapsedIWELBO, "theta", 0.5),
+        (DRegIWELBO, "a", 0.5),
+        (DRegIWELBO, "log_c", 0.5),
+        (DRegIWELBO, "theta", 0.5),
+    ],
+)
+def test_order_of_the_signal_to_noise_ratio_in_K(estimator, name, order):
+    """Rudner et al. (2021), theorem 1: 1/sqrt(K) for the encoder under REG, sqrt(K) elsewhere."""
+    case = vae()
+    case.args = (Y[:1],)
+    samples, log_snr = [4, 16, 64, 256], []
+    for K in samples:
+        _, grads = draws(case, estimator(K=K, num_particles=100), 300)
+        mean, var = grads[name].mean(), grads[name].var()
+        log_snr.append(0.5 * ((mean**2 - var / 300) / var).log())  # unbiased in the square
+    slope = np.polyfit(np.log(samples), log_snr, 1)[0]
+    assert slope == pytest.approx(order, abs=0.12)
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)

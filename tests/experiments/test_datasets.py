@@ -1,0 +1,135 @@
+import gzip
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyro_dgp.experiments import datasets
+
+DATA = Path(__file__).parents[1] / "data"
+
+
+@pytest.fixture
+def uci(monkeypatch):
+    monkeypatch.setenv("PYRO_DGP_DATA", str(DATA))
+
+
+@pytest.fixture
+def empty(monkeypatch, tmp_path):
+    monkeypatch.delenv("PYRO_DGP_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "pyro_dgp"
+
+
+def digest(index):
+    return hashlib.sha256(index.astype("<i8").tobytes()).hexdigest()
+
+
+def test_splits_are_the_published_ones():
+    checksums = json.loads((DATA / "split_checksums.json").read_text())
+    rows = {name: datasets._manifest()[name]["num_rows"] for name in checksums}
+    assert len(rows) == 6
+    for name, splits in checksums.items():
+        for split, expected in splits.items():
+            train, test = datasets.split_indices(rows[name], int(split))
+            assert digest(train) == expected["train_sha256"]
+            assert digest(test) == expected["test_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes"), [("forest", ((465, 12), (52, 12))), ("solar", ((959, 9), (107, 9)))]
+)
+def test_real_data(uci, name, shapes):
+    data = datasets.load(name, 0)
+    assert (data.X_train.shape, data.X_test.shape) == shapes
+    X = np.concatenate([data.X_train, data.X_test])
+    y = np.concatenate([data.y_train, data.y_test])
+    for values in (X, y):
+        np.testing.assert_allclose(values.mean(0), 0, atol=1e-12)
+        np.testing.assert_allclose(values.std(0), 1, atol=1e-5)
+    assert data.y_train.shape == (shapes[0][0],)
+    other = datasets.load(name, 1)
+    assert not np.array_equal(other.y_train, data.y_train)
+    np.testing.assert_allclose(np.sort(np.concatenate([other.y_train, other.y_test])), np.sort(y))
+
+
+def test_point_masses_of_forest(uci):
+    data = datasets.load("forest")
+    _, counts = np.unique(np.concatenate([data.y_train, data.y_test]), return_counts=True)
+    assert counts.max() == 247
+
+
+def test_demo_data():
+    data = datasets.load("demo_published")
+    assert data.X_train.shape == (1998, 1)
+    assert data.X_test.shape == (198, 1)
+    for values in (data.X_train, data.y_train, data.X_test, data.y_test):
+        assert abs(values.mean()) < 1e-9
+        assert values.std() == pytest.approx(1, abs=1e-5)
+    again, other = datasets.load("demo"), datasets.load("demo", 1)
+    assert np.array_equal(again.y_train, data.y_train)
+    assert again.X_test.mean() < -0.2  # on the training data's scale
+    assert not np.array_equal(other.y_train, data.y_train)
+
+
+def test_demo_function_has_two_skewed_branches():
+    x = np.full(200_000, 0.5)
+    y = datasets.demo_function(x, np.random.default_rng(0))
+    low = np.sin(2.0) / 3
+    high = -(1.5**2) / 30 + 1.5
+    assert y.min() > low
+    # Means of the branches plus that of the noise, 0.2 e^(1/2); their shares are 0.6 and 0.4.
+    expected = 0.6 * low + 0.4 * high + 0.2 * np.exp(0.5)
+    assert abs(y.mean() - expected) < 4 * y.std() / len(y) ** 0.5
+    between = ((y > high - 0.3) & (y < high)).mean()
+    above = ((y > high) & (y < high + 0.3)).mean()
+    assert above > 3 * between
+
+
+def test_demo_data_have_gaps_for_the_test_points():
+    data = datasets.load("demo")
+    x = np.sort(data.X_train[:, 0])
+    assert (np.diff(x) > 0.04).sum() >= 5
+    widest = np.argsort(np.diff(x))[-5:]
+    inside = [((data.X_test > x[i] - 0.02) & (data.X_test < x[i + 1] + 0.02)).sum() for i in widest]
+    assert min(inside) > 20
+
+
+def test_missing_set_says_where_and_how(empty):
+    with pytest.raises(FileNotFoundError) as error:
+        datasets.load("forest")
+    message = str(error.value)
+    for part in ("forest.csv.gz", str(empty), "PYRO_DGP_DATA is not set", "x0,...,x11,y", "517"):
+        assert part in message
+
+
+def test_cache_folder(empty):
+    empty.mkdir()
+    (empty / "solar.csv.gz").write_bytes((DATA / "solar.csv.gz").read_bytes())
+    assert datasets.load("solar").X_train.shape == (959, 9)
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        (gzip.compress(b"x0,y\n1,2\n"), "is not the published data set 'forest'"),
+        (b"no gzip", "is not a complete gzip file"),
+        ((DATA / "forest.csv.gz").read_bytes()[:5000], "is not a complete gzip file"),
+    ],
+)
+def test_wrong_file(empty, content, match):
+    empty.mkdir()
+    (empty / "forest.csv.gz").write_bytes(content)
+    with pytest.raises(ValueError, match=match):
+        datasets.load("forest")
+
+
+def test_unknown_names_and_splits():
+    with pytest.raises(
+        ValueError, match="Unknown data set 'woods'; there are demo, demo_published, forest"
+    ):
+        datasets.load("woods")
+    with pytest.raises(ValueError, match="split must not be negative"):
+        datasets.load("demo", -1)

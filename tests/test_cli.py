@@ -1,0 +1,82 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from pyro_dgp import cli
+from pyro_dgp.experiments import figures
+
+DATA = Path(__file__).parent / "data"
+
+
+def test_train_prints_and_saves_a_record(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("PYRO_DGP_DATA", str(DATA))
+    code = cli.main(
+        ["train", "forest", "--split", "3", "--loss", "dreg", "--K", "2", "--steps", "3",
+         "--test-samples", "10", "--quiet", "--output", str(tmp_path)]
+    )  # fmt: skip
+    assert code == 0
+    out = capsys.readouterr().out
+    (path,) = tmp_path.glob("*.json")
+    record = json.loads(path.read_text())
+    assert record["config"]["split"] == 3
+    assert str(path) in out
+    assert f"{record['test_log_likelihood']:.4f}" in out
+
+
+def test_demo_draws_a_figure(tmp_path, capsys):
+    code = cli.main(["demo", "--K", "2", "--steps", "3", "--quiet", "--output", str(tmp_path)])
+    assert code == 0
+    (image,) = tmp_path.glob("*.png")
+    assert image.read_bytes().startswith(b"\x89PNG")
+    assert str(image) in capsys.readouterr().out
+
+
+def test_demo_without_matplotlib(monkeypatch, tmp_path, capsys):
+    def missing():
+        raise ImportError("Figures need Matplotlib: pip install 'pyro_dgp[plot]'.")
+
+    monkeypatch.setattr(figures, "_pyplot", missing)
+    code = cli.main(["demo", "--K", "2", "--steps", "1", "--quiet", "--output", str(tmp_path)])
+    assert code == 0
+    assert "pyro_dgp[plot]" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*.png"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "woods"], "Unknown data set 'woods'"),
+        (["train", "protein"], "protein.csv.gz"),
+        (["train", "demo", "--K", "0", "--steps", "1"], "K must be at least 1"),
+        (["train", "demo", "--layers", "0", "--steps", "1"], "num_layers must be"),
+        (["train", "demo", "--split", "-1"], "split must not be negative"),
+        (["train", "demo", "--batch-size", "0", "--steps", "1"], "batch_size must be"),
+        (["train", "demo", "--test-samples", "0", "--steps", "1"], "num_test_samples must be"),
+    ],
+)
+def test_errors_are_one_line(monkeypatch, tmp_path, capsys, arguments, message):
+    monkeypatch.setenv("PYRO_DGP_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    code = cli.main([*arguments, "--quiet", "--output", str(tmp_path / "out")])
+    captured = capsys.readouterr()
+    assert code == 2
+    assert captured.err.startswith("pyro-dgp: error: ")
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["fly"], ["train"], ["train", "demo", "--loss", "iwae"], ["demo", "--K", "x"]]
+)
+def test_wrong_usage_exits_with_2(arguments):
+    with pytest.raises(SystemExit) as error:
+        cli.main(arguments)
+    assert error.value.code == 2
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--version"])
+    assert "pyro_dgp 0.1.0" in capsys.readouterr().out
