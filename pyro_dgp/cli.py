@@ -79,11 +79,14 @@ def _train(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, config: RunConfig, folder: Path, figures) -> int:
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--output {folder} is a file; name a folder.")
     record, dgp = run(config, progress=not args.quiet)
     path = folder / f"{config.name}.json"
     write_json(record, path)
+    label = "bound (VI)" if config.loss == "vi" else f"bound (K={config.K})"
     print(
-        f"bound (K={config.K})       {record['train_bound']:.2f}"
+        f"{label:<20} {record['train_bound']:.2f}"
         f"  ({record['train_bound'] / record['num_train']:.4f} per training point)\n"
         f"test log-likelihood  {record['test_log_likelihood']:.4f}\n"
         f"test CRPS            {record['crps']:.4f}\n"

@@ -67,6 +67,14 @@ def test_errors_are_one_line(monkeypatch, tmp_path, capsys, arguments, message):
     assert not (tmp_path / "out").exists()
 
 
+def test_output_that_is_a_file_is_refused_before_training(tmp_path, capsys):
+    path = tmp_path / "file"
+    path.write_text("precious")
+    assert cli.main(["demo", "--steps", "100000000", "--quiet", "--output", str(path)]) == 2
+    assert "is a file; name a folder" in capsys.readouterr().err
+    assert path.read_text() == "precious"
+
+
 @pytest.mark.parametrize(
     "arguments", [[], ["fly"], ["train"], ["train", "demo", "--loss", "iwae"], ["demo", "--K", "x"]]
 )

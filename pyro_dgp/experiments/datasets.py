@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import json
 import os
+import zlib
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -157,7 +158,7 @@ def _read(name: str) -> np.ndarray:
         )
     try:
         text = gzip.decompress(path.read_bytes())
-    except (OSError, EOFError) as error:
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"{path} is not a complete gzip file ({error}).") from error
     digest = hashlib.sha256(text).hexdigest()
     if digest != entry["csv_sha256"]:

@@ -55,6 +55,11 @@ def bound(dgp: LatentDGP, loss: ELBO, X: Tensor, y: Tensor, batch_size: int = 51
 
 
 def _predictions(dgp, X, y, num_samples) -> Iterator[tuple[PredictiveMixture, Tensor]]:
+    if y.shape[0] != len(X) or y.dim() - 1 != dgp.likelihood.event_dim:
+        raise ValueError(
+            f"y has shape {tuple(y.shape)}, which does not fit X with {len(X)} rows and a model "
+            f"of targets {'[N, P]' if dgp.likelihood.event_dim else '[N]'}."
+        )
     rows = max(1, _CHUNK // num_samples)
     for x, target in zip(X.split(rows), y.split(rows), strict=True):
         yield dgp.predict(x, num_samples), target

@@ -105,6 +105,7 @@ def run(config: RunConfig, progress: bool = True) -> tuple[dict, LatentDGP]:
     :raises FileNotFoundError: If the data set is missing.
     """
     data = datasets.load(config.dataset, config.split)
+    _check_device(config.device)
     seed = config.split if config.seed is None else config.seed
 
     def tensor(array: np.ndarray) -> Tensor:
@@ -156,6 +157,15 @@ def run(config: RunConfig, progress: bool = True) -> tuple[dict, LatentDGP]:
         },
     }
     return record, dgp
+
+
+def _check_device(device: str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(
+            f"device '{device}' cannot be used: {str(error).splitlines()[0]}"
+        ) from None
 
 
 def _thinned(history: TrainingHistory, window: int = 100) -> dict[str, list]:

@@ -25,9 +25,9 @@ _JITTER_FACTORS = (1.0, 10.0, 100.0, 1e3, 1e4)
 def stable_cholesky(matrix: Tensor, jitter: float = 1e-6, name: str = "the matrix") -> Tensor:
     """Cholesky factor of ``matrix + jitter * mean(diagonal) * I``, with more jitter where needed.
 
-    The jitter is relative to the mean of the diagonal and never below ten units of rounding of the
-    dtype. A failure is retried with 10, 100, 1000 and 10000 times the jitter, and a retry that
-    succeeds warns once per ``name``.
+    The jitter is relative to the mean of the diagonal and never below M units of rounding of the
+    dtype, the order of the factorisation's own error. A failure is retried with 10, 100, 1000 and
+    10000 times the jitter; a retry that succeeds warns.
 
     :param torch.Tensor matrix: Symmetric positive semi-definite, [M, M].
     :param float jitter: Relative jitter of the first attempt.
@@ -37,14 +37,14 @@ def stable_cholesky(matrix: Tensor, jitter: float = 1e-6, name: str = "the matri
     """
     scale = matrix.diagonal().mean()
     eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-    base = max(jitter, 10 * torch.finfo(matrix.dtype).eps)
+    base = max(jitter, len(matrix) * torch.finfo(matrix.dtype).eps)
     for factor in _JITTER_FACTORS:
         tril, info = torch.linalg.cholesky_ex(matrix + (base * factor * scale) * eye)
         if info.item() == 0:
             if factor > 1:
                 warnings.warn(
-                    f"{name}: the Cholesky decomposition needed a relative jitter of "
-                    f"{base * factor:.0e}; float64 or fewer inducing inputs need less.",
+                    f"{name}: the Cholesky decomposition of the inducing inputs' kernel matrix "
+                    "needed more jitter; float64 or fewer inducing inputs need less.",
                     RuntimeWarning,
                     stacklevel=3,
                 )

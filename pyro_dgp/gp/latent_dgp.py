@@ -13,6 +13,7 @@ from pyro.contrib.gp.likelihoods.likelihood import Likelihood
 from pyro.nn import PyroModule, PyroParam, pyro_method
 from torch import Tensor, nn
 
+from pyro_dgp._checks import check_integer
 from pyro_dgp.gp.constraints import softplus_above
 from pyro_dgp.gp.encoders import GaussianEncoder
 from pyro_dgp.gp.initialization import inducing_inputs, principal_mixing, published_mixing
@@ -60,11 +61,11 @@ class LatentDGP(PyroModule):
         name: str | None = None,
     ) -> None:
         _check_layers(layers)
-        if num_data < 1:
-            raise ValueError(f"num_data must be at least 1, but it is {num_data}.")
+        if hasattr(likelihood, "check_output_dim"):
+            likelihood.check_output_dim(layers[-1].output_dim)
         super().__init__(name or _unique_name())
         _register(self)
-        self.num_data = int(num_data)
+        self.num_data = check_integer("num_data", num_data, 1)
         self.layers = PyroModule[nn.ModuleList](layers)
         self.likelihood = likelihood
 
@@ -108,14 +109,10 @@ class LatentDGP(PyroModule):
             range.
         """
         _check_data(X, y)
-        for option, value, minimum in (
-            ("num_layers", num_layers, 1),
-            ("latent_dim", latent_dim, 0),
-            ("num_inducing", num_inducing, 1),
-            ("num_gps", num_gps, 1),
-        ):
-            if not isinstance(value, int) or value < minimum:
-                raise ValueError(f"{option} must be an integer of at least {minimum}, not {value}.")
+        num_layers = check_integer("num_layers", num_layers, 1)
+        latent_dim = check_integer("latent_dim", latent_dim, 0)
+        num_inducing = check_integer("num_inducing", num_inducing, 1)
+        num_gps = check_integer("num_gps", num_gps, 1)
         if mixing not in _MIXINGS:
             raise ValueError(f"mixing must be one of {', '.join(_MIXINGS)}, but it is {mixing!r}.")
 
@@ -182,10 +179,14 @@ class LatentDGP(PyroModule):
         """
         self._check(X, y)
         self._guide_globals()
-        with self.plate(X):
-            for layer in self.layers[:-1]:
-                layer.guide_local(X, y)
+        # Without y a LatentLayer draws nothing, and a plate without a site confuses Predictive.
+        drawn = [m for m in self.layers[:-1] if y is not None or isinstance(m, GPLayer)]
+        if drawn:
+            with self.plate(X):
+                for layer in drawn:
+                    layer.guide_local(X, y)
 
+    @pyro_method
     def plate(self, X: Tensor) -> pyro.plate:
         """The data plate of a minibatch, dim -1; it scales by num_data / B.
 
@@ -205,8 +206,7 @@ class LatentDGP(PyroModule):
         :param plate: :meth:`plate` of X.
         :returns: Marginal means and variances of the last layer, [..., B, P] each.
         """
-        for layer in self._gp_layers:
-            layer.model()
+        self._refuse_batched([layer.model() for layer in self._gp_layers])
         return self._propagate(X, plate)
 
     @torch.no_grad()
@@ -224,8 +224,7 @@ class LatentDGP(PyroModule):
         :raises ValueError: If X has a wrong shape or non-finite values, or ``num_samples < 1``.
         """
         self._check(X, None)
-        if num_samples < 1:
-            raise ValueError(f"num_samples must be at least 1, but it is {num_samples}.")
+        num_samples = check_integer("num_samples", num_samples, 1)
         if not hasattr(self.likelihood, "predictive"):
             raise NotImplementedError(
                 f"{type(self.likelihood).__name__} has no `predictive`; draw from the model with "
@@ -234,11 +233,10 @@ class LatentDGP(PyroModule):
         event_shape = (self.layers[-1].output_dim,) if self.likelihood.event_dim else ()
         locs = X.new_empty((num_samples, len(X), *event_shape))
         scales = torch.empty_like(locs)
-        random_globals = any(getattr(module, "_pyro_samples", None) for module in self.modules())
         with poutine.block():
             rows = 0
             for x in X.split(_PREDICT_ROWS):
-                step = 1 if random_globals else max(1, _PREDICT_ROWS // len(x))
+                step = 1 if self._has_priors else max(1, _PREDICT_ROWS // len(x))
                 for start in range(0, num_samples, step):
                     part = slice(start, min(start + step, num_samples)), slice(rows, rows + len(x))
                     locs[part], scales[part] = self._draw_predictive(x, part[0].stop - start)
@@ -255,8 +253,20 @@ class LatentDGP(PyroModule):
     def _guide_globals(self) -> None:
         self.likelihood.set_mode("guide")
         self.likelihood._load_pyro_samples()
-        for layer in self._gp_layers:
-            layer.guide()
+        self._refuse_batched([layer.guide() for layer in self._gp_layers])
+
+    def _refuse_batched(self, inducing_values: list[Tensor]) -> None:
+        if self._has_priors and any(u.dim() > 2 for u in inducing_values):
+            raise NotImplementedError(
+                f"{self.name}: hyperparameters with a prior cannot be drawn for several particles "
+                "at once, because Pyro's kernels take no batches of them. Use "
+                "vectorize_particles=False, or parallel=False with Predictive; the ELBOs of "
+                "pyro_dgp draw them once for all importance samples."
+            )
+
+    @property
+    def _has_priors(self) -> bool:
+        return any(getattr(module, "_pyro_samples", None) for module in self.modules())
 
     def _propagate(self, h: Tensor, plate: pyro.plate) -> tuple[Tensor, Tensor]:
         with plate:
@@ -302,6 +312,10 @@ class LatentDGP(PyroModule):
         new._take_own_name()
         return new
 
+    def __copy__(self):
+        # A shallow copy would share submodules, each of which has one name.
+        return copy.deepcopy(self)
+
     def __setstate__(self, state):
         super().__setstate__(state)
         self._take_own_name()
@@ -335,11 +349,21 @@ def _check_layers(layers: Sequence[GPLayer | LatentLayer]) -> None:
         raise ValueError(
             "The last layer's GPs are the outputs: build it without `mixing`, one GP an output."
         )
-    width = None
+    width, latent_inputs = None, 0
     for i, layer in enumerate(layers):
+        if getattr(layer, "_pyro_name", "") or any(layer is other for other in layers[:i]):
+            raise ValueError(
+                f"layers[{i}] is already part of a model: give every model layers of its own."
+            )
         if isinstance(layer, LatentLayer):
+            latent_inputs += layer.latent_dim
             width = None if width is None else width + layer.latent_dim
         elif isinstance(layer, GPLayer):
+            if width is None and layer.input_dim <= latent_inputs:
+                raise ValueError(
+                    f"layers[{i}] takes {layer.input_dim} inputs, all of them latent: none is left "
+                    "for X."
+                )
             if width not in (None, layer.input_dim):
                 raise ValueError(
                     f"layers[{i}] takes {layer.input_dim} inputs, but the layers before it give "

@@ -15,6 +15,7 @@ from pyro.nn import PyroModule, PyroParam, pyro_method
 from torch import Tensor, nn
 from torch.distributions import Independent, register_kl
 
+from pyro_dgp._checks import check_integer
 from pyro_dgp.gp.conditional import stable_cholesky, whitened_conditional, whitened_kl
 from pyro_dgp.gp.constraints import lower_triangular
 
@@ -91,8 +92,9 @@ class GPLayer(VariationalSparseGP):
             raise ValueError(
                 f"Xu must be [num_inducing, D_in], but its shape is {tuple(Xu.shape)}."
             )
-        if num_gps < 1:
-            raise ValueError(f"num_gps must be at least 1, but it is {num_gps}.")
+        num_gps = check_integer("num_gps", num_gps, 1)
+        if not 0 < jitter < 1:
+            raise ValueError(f"jitter must lie between 0 and 1, but it is {jitter}.")
         width = num_gps if mixing is None else mixing.shape[0]
         if mixing is not None and mixing.shape != (width, num_gps):
             raise ValueError(
@@ -131,22 +133,22 @@ class GPLayer(VariationalSparseGP):
         return self.latent_shape[0]
 
     @pyro_method
-    def model(self) -> None:
+    def model(self) -> Tensor:
         """The prior's global sites: kernel hyperparameters with a prior, and ``u`` [R, M]."""
         self.set_mode("model")
         self._load_pyro_samples()
         prior = dist.Normal(torch.zeros_like(self.u_loc), 1.0).to_event(2)
-        pyro.sample(self._pyro_get_fullname("u"), prior)
+        return pyro.sample(self._pyro_get_fullname("u"), prior)
 
     @pyro_method
-    def guide(self) -> None:
+    def guide(self) -> Tensor:
         """The guide's global sites, in the same order."""
         self.set_mode("guide")
         self._load_pyro_samples()
         S = self.u_scale_tril
         sign = torch.where(S.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(S)
         q_u = _InducingNormal(self.u_loc, scale_tril=S * sign.unsqueeze(-2))
-        pyro.sample(self._pyro_get_fullname("u"), q_u.to_event(1))
+        return pyro.sample(self._pyro_get_fullname("u"), q_u.to_event(1))
 
     def forward(self, h: Tensor) -> tuple[Tensor, Tensor]:
         """Marginals q(g(h)) of the R GPs; hyperparameters with a prior come from their guide.
@@ -222,9 +224,7 @@ class LatentLayer(PyroModule):
 
     def __init__(self, latent_dim: int, encoder: nn.Module | None = None) -> None:
         super().__init__()
-        if latent_dim < 1:
-            raise ValueError(f"latent_dim must be at least 1, but it is {latent_dim}.")
-        self.latent_dim = latent_dim
+        self.latent_dim = check_integer("latent_dim", latent_dim, 1)
         self.encoder = encoder
 
     @pyro_method

@@ -94,6 +94,22 @@ class GaussianLikelihood(Likelihood):
         self.event_dim = event_dim
         self.variance = PyroParam(variance, softplus_above(1e-6))
 
+    def check_output_dim(self, output_dim: int) -> None:
+        """Refuses a last layer of a width that fits neither ``event_dim`` nor the variances.
+
+        :raises ValueError: Names what to change.
+        """
+        outputs = output_dim if self.event_dim else 1
+        if outputs != output_dim:
+            raise ValueError(
+                f"The last layer has {output_dim} outputs: use event_dim=1 for targets [N, P]."
+            )
+        if self.variance.numel() not in (1, outputs):
+            raise ValueError(
+                f"The likelihood has {self.variance.numel()} noise variances, but the last layer "
+                f"has {output_dim} outputs."
+            )
+
     def forward(self, f_loc: Tensor, f_var: Tensor, y: Tensor | None = None) -> Tensor:
         """The observation site, to be called inside the data plate.
 

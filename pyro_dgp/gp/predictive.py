@@ -20,8 +20,8 @@ class PredictiveMixture(dist.TorchDistribution):
     r"""Equal mixture :math:`\frac1S \sum_s N(loc_s, scale_s^2)` of S draws.
 
     ``log_prob`` is the joint density of a target; ``cdf``, ``icdf``, ``quantile`` and ``crps`` look
-    at each output's marginal by itself. Every method works through the components in chunks, so
-    memory beyond ``loc`` and ``scale`` does not grow with S.
+    at each output's marginal by itself. They work through the components in chunks, so that no
+    temporary array is much larger than ``loc``.
 
     :param torch.Tensor loc: [S, N], or [S, N, P] with ``event_dim=1``.
     :param torch.Tensor scale: Standard deviations, the same shape.
@@ -103,6 +103,7 @@ class PredictiveMixture(dist.TorchDistribution):
 
     def cdf(self, value: Tensor) -> Tensor:
         """P(y <= value) for each output's marginal; the shape of ``value``."""
+        value = torch.as_tensor(value, dtype=self.loc.dtype, device=self.loc.device)
         return self._average(value, lambda loc, scale: torch.special.ndtr((value - loc) / scale))
 
     def icdf(self, value: Tensor) -> Tensor:
@@ -121,17 +122,22 @@ class PredictiveMixture(dist.TorchDistribution):
         p = p.expand(torch.broadcast_shapes(p.shape, self.loc.shape[1:]))
         low, high = self._bracket(p)
         x = 0.5 * (low + high)
-        tolerance = 4 * torch.finfo(p.dtype).eps
+        eps = torch.finfo(p.dtype).eps
+        smallest = self.scale.amin(0)
+        done = torch.zeros_like(x, dtype=torch.bool)
         for _ in range(200):
             error = self.cdf(x) - p
             low, high = torch.where(error < 0, x, low), torch.where(error < 0, high, x)
+            # What has converged stays, or rounding would send it back into the bracket.
+            done |= (error.abs() <= 4 * eps * p) | (
+                high - low <= 4 * eps * torch.maximum(x.abs(), smallest)
+            )
+            if bool(done.all()):
+                break
             newton = x - error / self._density(x)
             # Where Newton leaves the bracket (also by a density that underflows), bisect.
-            x_new = torch.where((newton > low) & (newton < high), newton, 0.5 * (low + high))
-            done = (x_new - x).abs() <= tolerance * x.abs().clamp(min=1.0)
-            x = x_new
-            if bool((done | (high - low <= tolerance * x.abs().clamp(min=1.0))).all()):
-                break
+            inside = (newton >= low) & (newton <= high)
+            x = torch.where(done, x, torch.where(inside, newton, 0.5 * (low + high)))
         return x
 
     def quantile(self, q: Tensor | float) -> Tensor:

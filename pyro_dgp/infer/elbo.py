@@ -8,7 +8,9 @@ With one weight per datum n and draw k (:mod:`pyro_dgp.infer.particles`),
 The two classes estimate the same bound and differ in its gradient.
 """
 
+import inspect
 import math
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +25,7 @@ from pyro.poutine import Trace
 from pyro.util import check_model_guide_match, check_site_shape, warn_if_nan
 from torch import Tensor
 
+from pyro_dgp._checks import check_integer
 from pyro_dgp.infer.particles import (
     ParticlePlate,
     WeightPlates,
@@ -42,10 +45,17 @@ __all__ = ["DRegIWELBO", "PartiallyCollapsedIWELBO"]
 class _Structure:
     """What a run of a model and guide tells about their sites."""
 
-    model: Callable
-    guide: Callable
+    model: Callable[[], Callable]
+    guide: Callable[[], Callable]
     weight_plates: WeightPlates
     max_plate_nesting: int
+
+
+def _weak(function: Callable) -> Callable[[], Callable | None]:
+    """A reference that does not keep a model alive."""
+    if inspect.ismethod(function):
+        return weakref.WeakMethod(function)
+    return weakref.ref(function)
 
 
 class _Draw:
@@ -97,7 +107,7 @@ class PartiallyCollapsedIWELBO(ELBO):
     :param int num_particles: M, independent estimates of the bound to average. Global sites share
         one draw over all M K samples.
     :param max_plate_nesting: Dimensions to leave to the model's plates; found by a run of the model
-        and guide unless given.
+        and guide unless given. Give it where plates nest more deeply in some calls than in others.
     :param bool vectorize_particles: Draw all samples in one run of model and guide, as a dimension
         to the left of their plates. False runs them M K times, for models that cannot broadcast.
     :param bool retain_graph: Keep the graph after ``loss_and_grads``.
@@ -112,11 +122,9 @@ class PartiallyCollapsedIWELBO(ELBO):
         vectorize_particles: bool = True,
         retain_graph: bool | None = None,
     ) -> None:
-        for name, value in (("K", K), ("num_particles", num_particles)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be an integer of at least 1, but it is {value!r}.")
+        num_particles = check_integer("num_particles", num_particles, 1)
         super().__init__(num_particles=num_particles, retain_graph=retain_graph)
-        self.K = K
+        self.K = check_integer("K", K, 1)
         self.max_plate_nesting = max_plate_nesting
         self.vectorize_particles = vectorize_particles
         self._structure: _Structure | None = None
@@ -141,7 +149,7 @@ class PartiallyCollapsedIWELBO(ELBO):
         """
         structure = self._get_structure(model, guide, args, kwargs)
         plates, log_weights, draws = structure.weight_plates, [], []
-        for run_model, run_guide in self._runs(structure, draws):
+        for run_model, run_guide in self._runs(model, guide, structure, draws):
             draw = _Draw(run_guide, plates, args, kwargs)
             values, log_q = self._densities_at(draw)
             replay = poutine.replay(run_model, trace=with_values(draw.guide_trace, values))
@@ -151,8 +159,8 @@ class PartiallyCollapsedIWELBO(ELBO):
                 self._structure = None
                 return self.differentiable_loss(model, guide, *args, **kwargs)
             sites = plates.local(model_trace)
-            log_p = sum(local_log_prob(s, s["value"], plates) for s in sites.values())
-            log_weights.append(torch.as_tensor(log_p - log_q))
+            log_p = (local_log_prob(s, s["value"], plates) for s in sites.values())
+            log_weights.append(sum(log_p, torch.zeros(())) - log_q)
             draws.append(draw)
             if len(draws) == 1:
                 global_term = global_elbo(model_trace, draw.guide_trace, plates)
@@ -167,10 +175,10 @@ class PartiallyCollapsedIWELBO(ELBO):
 
     # How the bound is differentiated: what subclasses change.
 
-    def _densities_at(self, draw: _Draw) -> tuple[dict[str, Tensor], Tensor | float]:
+    def _densities_at(self, draw: _Draw) -> tuple[dict[str, Tensor], Tensor]:
         """The values of z that densities see where they are not the drawn ones, and log q."""
         log_q = (local_log_prob(s, s["value"], draw.weight_plates) for s in draw.sites.values())
-        return {}, sum(log_q)
+        return {}, sum(log_q, torch.zeros(()))
 
     def _log_mean_weight(self, log_w: Tensor, draws: list[_Draw]) -> Tensor:
         """log 1/K sum_k w_k, from [M, K, ...] to [M, ...]."""
@@ -185,7 +193,7 @@ class PartiallyCollapsedIWELBO(ELBO):
 
     def _get_structure(self, model, guide, args, kwargs) -> _Structure:
         known = self._structure
-        if known is not None and known.model == model and known.guide == guide:
+        if known is not None and known.model() == model and known.guide() == guide:
             return known
         with poutine.block(), torch.no_grad():
             model_trace, guide_trace = self._get_trace(model, guide, args, kwargs)
@@ -205,12 +213,15 @@ class PartiallyCollapsedIWELBO(ELBO):
             nesting = int(self.max_plate_nesting)
         if is_validation_enabled():
             check_model_guide_match(model_trace, guide_trace, nesting)
-        self._structure = _Structure(model, guide, weight_plates, nesting)
+        self._structure = _Structure(_weak(model), _weak(guide), weight_plates, nesting)
         return self._structure
 
-    def _runs(self, structure: _Structure, draws: list[_Draw]):
+    def __getstate__(self):
+        return {**self.__dict__, "_structure": None}
+
+    def _runs(self, model, guide, structure: _Structure, draws: list[_Draw]):
         """Model and guide for every run: one run with a plate of all samples, or M K without."""
-        model, guide, num_samples = structure.model, structure.guide, self.num_particles * self.K
+        num_samples = self.num_particles * self.K
         if self.vectorize_particles:
             nesting = structure.max_plate_nesting
             plate = ParticlePlate(structure.weight_plates, num_samples, nesting)
@@ -250,7 +261,7 @@ class DRegIWELBO(PartiallyCollapsedIWELBO):
         ``poutine.scale`` on local guide sites, where the formula does not hold.
     """
 
-    def _densities_at(self, draw: _Draw) -> tuple[dict[str, Tensor], Tensor | float]:
+    def _densities_at(self, draw: _Draw) -> tuple[dict[str, Tensor], Tensor]:
         plates, sites = draw.weight_plates, draw.sites
         leaves = {
             name: site["value"].detach().requires_grad_()
@@ -263,7 +274,7 @@ class DRegIWELBO(PartiallyCollapsedIWELBO):
             local_log_prob(site, leaves.get(name, site["value"].detach()), plates)
             for name, site in sites.items()
         ]
-        log_q = sum(lq.detach() for lq in log_qs)
+        log_q = sum((lq.detach() for lq in log_qs), torch.zeros(()))
         copies = {}
         for name, slope in _slopes(draw, leaves, log_qs).items():
             z, event_dim = sites[name]["value"], sites[name]["fn"].event_dim

@@ -75,8 +75,8 @@ class WeightPlates:
 
         :raises ValueError: If no site is observed or a latent site is missing in the guide.
         :raises NotImplementedError: If the plates of observed and local sites have none in common,
-            a plate inside the weights subsamples, a plate is sequential, a site is enumerated, or
-            a guide distribution is not reparameterised.
+            a plate inside the weights subsamples, model and guide name a plate differently, a
+            plate is sequential, a site is enumerated, or a guide site is not reparameterised.
         """
         model_sites, guide_sites = random_sites(model_trace), random_sites(guide_trace)
         observed = {n: s for n, s in model_sites.items() if s["is_observed"]}
@@ -115,6 +115,13 @@ class WeightPlates:
                 "latents' plate, or use Trace_ELBO."
             )
         found = cls(common, joint=False)
+        for name in latent.keys() & model_sites.keys():
+            if found.is_local(model_sites[name]) != found.is_local(guide_sites[name]):
+                raise NotImplementedError(
+                    f"Site '{name}' stands in plate(s) {sorted(plates[name])} in the model, but in "
+                    f"{sorted(_plates(guide_sites[name]))} in the guide: give the guide's plates "
+                    "the names of the model's."
+                )
         for name, site in {**observed, **latent}.items():
             for frame in _plates(site).values():
                 inside = found.is_local(site) and frame.name not in common

@@ -1,9 +1,11 @@
 """fit(): a thin loop over SVI."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+import pyro
 import pyro.optim
 import pyro.poutine as poutine
 import torch
@@ -83,15 +85,15 @@ def fit(
     :param data: Tensors with one number of rows N, for instance ``(X, y)``.
     :param int num_steps: Number of gradient steps.
     :param int batch_size: B, at most N is used; None for all data at every step.
-    :param optim: None for :func:`paper_optimizer`. Give the same one again to go on where a call
-        stopped; a ``PyroLRScheduler`` is stepped after every step.
-    :param int seed: Of the order of the rows. Draws come from torch's global generator, which
-        ``pyro.set_rng_seed`` fixes.
+    :param optim: None for :func:`paper_optimizer`. Give the same one again, with another ``seed``,
+        to go on where a call stopped; a ``PyroLRScheduler`` is stepped after every step.
+    :param int seed: Of the order of the rows, which every call starts anew. Draws come from torch's
+        global generator, which ``pyro.set_rng_seed`` fixes.
     :param bool progress: Show a progress bar.
     :param callback: Called as ``callback(step, loss)`` after every step.
     :returns: The losses and the time. Ctrl-C ends the loop and returns what there is.
     :raises NonFiniteError: If a loss or a gradient is not finite; no parameter has been touched by
-        that step.
+        that step. (Pyro itself refuses NaN in a distribution's parameters, with a ``ValueError``.)
     :raises ValueError: If the tensors differ in their number of rows or an option is out of range.
     """
     if num_steps < 0:
@@ -109,7 +111,7 @@ def fit(
                 guarded.step = step
                 value = svi.step(*next(batches))
                 if isinstance(optim, PyroLRScheduler):
-                    optim.step()
+                    _advance(optim, value)
                 history.losses.append(value)
                 if callback is not None:
                     callback(step, value)
@@ -119,8 +121,14 @@ def fit(
     except KeyboardInterrupt:
         history.interrupted = True
     finally:
+        guarded.clear_gradients()
         history.seconds = time.perf_counter() - start
     return history
+
+
+def _advance(scheduler: PyroLRScheduler, loss: float) -> None:
+    plateau = scheduler.pt_scheduler_constructor is torch.optim.lr_scheduler.ReduceLROnPlateau
+    scheduler.step(loss) if plateau else scheduler.step()
 
 
 def minibatches(
@@ -163,43 +171,52 @@ class _Guard:
     def __init__(self, loss: ELBO) -> None:
         self.loss = loss
         self.step = 0
+        self.parameters: dict[str, Tensor] = {}
 
     def __call__(self, model, guide, *args, **kwargs) -> float:
         with poutine.trace(param_only=True) as params:
             value = self.loss.loss_and_grads(model, guide, *args, **kwargs)
-        unconstrained = {
-            name: site["value"].unconstrained() for name, site in params.trace.nodes.items()
-        }
-        gradients = [p.grad for p in unconstrained.values() if p.grad is not None]
-        finite = torch.isfinite(torch.tensor(value))
-        if finite and gradients and not _all_finite(gradients):
-            names = [n for n, p in unconstrained.items() if p.grad is not None]
-            bad = [n for n, g in zip(names, gradients, strict=True) if not _all_finite([g])]
-            what = "gradient"
-        elif not finite:
-            bad, what = _non_finite_sites(model, guide, args, kwargs), "loss"
-        else:
-            return value
-        for p in unconstrained.values():
+        self.parameters.update(
+            (name, site["value"].unconstrained()) for name, site in params.trace.nodes.items()
+        )
+        gradients = {n: p.grad for n, p in self.parameters.items() if p.grad is not None}
+        if not math.isfinite(value):
+            self.clear_gradients()
+            bad = _non_finite_sites(model, guide, args, kwargs)
+            raise NonFiniteError(self.step, "loss", bad)
+        bad = _non_finite(gradients)
+        if bad:
+            self.clear_gradients()
+            raise NonFiniteError(self.step, "gradient", bad)
+        return value
+
+    def clear_gradients(self) -> None:
+        """Leaves nothing for a later step to add to, when a step did not reach the optimiser."""
+        for p in self.parameters.values():
             p.grad = None
-        raise NonFiniteError(self.step, what, bad)
 
 
-def _all_finite(tensors: list[Tensor]) -> bool:
-    norms = torch._foreach_norm(tensors)
-    return bool(torch.isfinite(torch.stack([norm.float() for norm in norms])).all())
+def _non_finite(tensors: dict[str, Tensor]) -> list[str]:
+    """Names of the tensors that hold NaN or infinity."""
+    if not tensors:
+        return []
+    # One number to look at. A norm overflows before its tensor does, hence the second look.
+    norms = torch._foreach_norm(list(tensors.values()))
+    if bool(torch.isfinite(torch.stack([norm.double() for norm in norms])).all()):
+        return []
+    return [name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())]
 
 
 def _non_finite_sites(model, guide, args, kwargs) -> list[str]:
     """Runs model and guide once more and looks at every site's density."""
-    with poutine.block(), torch.no_grad():
+    bad = []
+    with poutine.block(), torch.no_grad(), pyro.validation_enabled(False):
         guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
         replay = poutine.replay(model, trace=guide_trace)
         model_trace = poutine.trace(replay).get_trace(*args, **kwargs)
-    bad = []
-    for trace in (guide_trace, model_trace):
-        for name, site in random_sites(trace).items():
-            log_prob = site["fn"].log_prob(site["value"])
-            if name not in bad and not bool(torch.isfinite(log_prob).all()):
-                bad.append(name)
+        for trace in (guide_trace, model_trace):
+            for name, site in random_sites(trace).items():
+                log_prob = site["fn"].log_prob(site["value"])
+                if name not in bad and not bool(torch.isfinite(log_prob).all()):
+                    bad.append(name)
     return bad

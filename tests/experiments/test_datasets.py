@@ -115,6 +115,10 @@ def test_cache_folder(empty):
     ("content", "match"),
     [
         (gzip.compress(b"x0,y\n1,2\n"), "is not the published data set 'forest'"),
+        (
+            (DATA / "forest.csv.gz").read_bytes()[:3000] + b"x" * 2000,
+            "is not a complete gzip file",
+        ),
         (b"no gzip", "is not a complete gzip file"),
         ((DATA / "forest.csv.gz").read_bytes()[:5000], "is not a complete gzip file"),
     ],

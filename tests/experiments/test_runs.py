@@ -90,6 +90,19 @@ def test_names_tell_runs_apart():
     assert len({config.name for config in configs}) == len(configs)
 
 
+def test_targets_that_would_broadcast_are_refused():
+    dgp, X, y = small_model()
+    for target in (y[:, None], y[:5]):
+        with pytest.raises(ValueError, match="does not fit X"):
+            metrics.test_log_likelihood(dgp, X, target, 5)
+
+
+@pytest.mark.parametrize("device", ["foo", "cuda:99"])
+def test_a_device_that_is_not_there(device):
+    with pytest.raises(ValueError, match=f"device '{device}' cannot be used"):
+        run(RunConfig("demo", device=device, num_steps=1))
+
+
 @pytest.mark.parametrize("option", [{"loss": "iwae"}, {"dtype": "int8"}])
 def test_bad_options(option):
     with pytest.raises(ValueError, match=f"{next(iter(option))} must be one of"):

@@ -262,9 +262,11 @@ def test_pyros_elbos(elbo, latent_dim, vectorize):
 
 @pytest.mark.parametrize("parallel", [False, True])
 @pytest.mark.parametrize("num_outputs", [None, 2])
-def test_predictive_draws_what_predict_describes(parallel, num_outputs):
+@pytest.mark.parametrize("num_layers", [1, 2])
+@pytest.mark.parametrize("latent_dim", [0, 1])
+def test_predictive_draws_what_predict_describes(parallel, num_outputs, num_layers, latent_dim):
     X, y = data(num_outputs=num_outputs)
-    dgp = randomize(small(X, y))
+    dgp = randomize(small(X, y, num_layers=num_layers, latent_dim=latent_dim))
     S = 3000 if parallel else 20
     samples = Predictive(dgp.model, guide=dgp.guide, num_samples=S, parallel=parallel)(X[:3])
     draws = samples[f"{dgp.name}.likelihood.y"]
@@ -358,6 +360,7 @@ def test_part_of_a_larger_model():
     counts = dist.Poisson((1 + torch.sin(2 * X[:, 0]) + W @ beta).exp()).sample()
     dgp = LatentDGP.from_data(X, counts.log1p(), num_inducing=10, noise_variance=1.0)
     outer = PoissonRegression(dgp, 2)
+    assert poutine.trace(outer.model).get_trace(X, W, counts).nodes["counts"]["is_observed"]
     optim = pyro.optim.Adam({"lr": 0.03})
     svi = SVI(outer.model, outer.guide, optim, loss=DRegIWELBO(K=5))
     losses = [svi.step(X[i::4], W[i::4], counts[i::4]) for i in [0, 1, 2, 3] * 75]
@@ -389,6 +392,13 @@ def test_priors_on_hyperparameters():
     model = poutine.trace(dgp.model).get_trace(X, y)
     assert f"{dgp.name}.layers.1.kernel.lengthscale" in model.nodes
     assert not model.nodes[f"{dgp.name}.likelihood.variance"]["cond_indep_stack"]
+    for elbo in (TraceMeanField_ELBO, Trace_ELBO):
+        loss = elbo(num_particles=2, vectorize_particles=True)
+        with pytest.raises(NotImplementedError, match="vectorize_particles=False"):
+            loss.loss(dgp.model, dgp.guide, X, y)
+    with pytest.raises(NotImplementedError, match="parallel=False"):
+        Predictive(dgp.model, guide=dgp.guide, num_samples=2, parallel=True)(X)
+    assert Predictive(dgp.model, guide=dgp.guide, num_samples=2)(X)
     predictive = dgp.predict(X[:2], 50)
     # Every sample has hyperparameters of its own, so variances differ.
     assert predictive.scale[:, 0].unique().numel() > 10
@@ -443,7 +453,8 @@ def through_torch_save(dgp):
 
 
 @pytest.mark.parametrize(
-    "duplicate", [copy.deepcopy, lambda d: pickle.loads(pickle.dumps(d)), through_torch_save]
+    "duplicate",
+    [copy.copy, copy.deepcopy, lambda d: pickle.loads(pickle.dumps(d)), through_torch_save],
 )
 def test_copies_predict_alike_and_are_independent(duplicate):
     X, y = data()
@@ -616,6 +627,9 @@ def test_bad_training_data(change, error, match):
         ({"num_inducing": 0}, "num_inducing must be"),
         ({"num_gps": 0}, "num_gps must be"),
         ({"num_layers": 2.0}, "num_layers must be"),
+        ({"num_layers": True}, "num_layers must be"),
+        ({"jitter": -1.0}, "jitter must lie"),
+        ({"jitter": float("nan")}, "jitter must lie"),
         ({"mixing": "random"}, "mixing must be one of principal, published"),
         ({"noise_variance": 0.0}, "variance must be finite"),
         ({"noise_variance": float("nan")}, "variance must be finite"),
@@ -678,6 +692,36 @@ def test_awkward_data_work(make, dtype, mixing):
 def test_layers_that_do_not_fit(make, match):
     with pytest.raises(ValueError, match=match):
         LatentDGP(make(), GaussianLikelihood(0.1), N)
+
+
+@pytest.mark.parametrize(
+    ("layers", "likelihood", "match"),
+    [
+        (lambda k, Z: [GPLayer(k, Z, 2)], GaussianLikelihood(0.1), "has 2 outputs: use event_dim"),
+        (
+            lambda k, Z: [GPLayer(k, Z, 3)],
+            GaussianLikelihood(torch.tensor([0.1, 0.2]), event_dim=1),
+            "has 2 noise variances, but the last layer has 3",
+        ),
+        (
+            lambda k, Z: [LatentLayer(2), GPLayer(k, Z)],
+            GaussianLikelihood(0.1),
+            "none is left for X",
+        ),
+    ],
+)
+def test_parts_that_do_not_fit(layers, likelihood, match):
+    with pytest.raises(ValueError, match=match):
+        LatentDGP(layers(kernels.RBF(2), torch.zeros(M, 2)), likelihood, N)
+
+
+def test_a_layer_belongs_to_one_model():
+    layer = GPLayer(kernels.RBF(2), torch.zeros(M, 2), 2)
+    with pytest.raises(ValueError, match=r"layers\[1\] is already part of a model"):
+        LatentDGP([layer, layer], GaussianLikelihood(0.1, event_dim=1), N)
+    LatentDGP([layer], GaussianLikelihood(0.1, event_dim=1), N)
+    with pytest.raises(ValueError, match=r"layers\[0\] is already part of a model"):
+        LatentDGP([layer], GaussianLikelihood(0.1, event_dim=1), N)
 
 
 def test_num_data_must_be_positive():

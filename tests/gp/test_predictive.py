@@ -64,6 +64,17 @@ def test_quantile_between_far_components():
     )
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e-6, 1e-16, 1e8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_quantiles_of_any_scale(scale, dtype):
+    mixture = PredictiveMixture(
+        scale * torch.randn(200, 5).to(dtype), scale * (0.1 + torch.rand(200, 5)).to(dtype)
+    )
+    q = torch.tensor([0.01, 0.3, 0.9], dtype=dtype)
+    error = mixture.cdf(mixture.quantile(q)) - q.unsqueeze(-1)
+    assert error.abs().max() < 50 * torch.finfo(dtype).eps
+
+
 @pytest.mark.parametrize("q", [0.0, 1.0, -0.1, float("nan")])
 def test_quantile_of_no_probability(mixture, q):
     with pytest.raises(ValueError, match="strictly between"):

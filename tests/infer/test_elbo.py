@@ -1,4 +1,7 @@
+import gc
 import math
+import pickle
+import weakref
 from itertools import pairwise
 
 import numpy as np
@@ -348,6 +351,43 @@ def test_autoguide_over_positive_local_and_global_sites():
         DRegIWELBO(K=2).loss_and_grads(model, guide, Y)
 
 
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("vectorize", [False, True])
+def test_observations_in_two_plates_beside_global_latents_only(estimator, vectorize):
+    def model():
+        mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+        for name, size in (("one", 3), ("two", 2)):
+            with pyro.plate(name, size):
+                pyro.sample(f"y_{name}", dist.Normal(mu, 1.0), obs=torch.ones(size))
+
+    def guide():
+        pyro.sample("mu", dist.Normal(pyro.param("m", torch.tensor(0.3)), 1e-9))
+
+    with pyro.validation_enabled(False):
+        loss = estimator(K=3, vectorize_particles=vectorize)
+        value = -loss.loss_and_grads(model, guide)
+    kl = torch.distributions.kl_divergence(dist.Normal(0.3, 1e-9), dist.Normal(0.0, 1.0))
+    expected = 5 * dist.Normal(0.3, 1.0).log_prob(torch.tensor(1.0)) - kl
+    assert value == pytest.approx(expected.item(), abs=1e-6)
+    assert pyro.param("m").grad.item() == pytest.approx(-(5 * 0.7 - 0.3), abs=1e-6)
+
+
+def test_an_elbo_does_not_hold_its_model():
+    class Model:
+        def model(self):
+            with pyro.plate("data", 3):
+                z = pyro.sample("z", dist.Normal(0.0, 1.0))
+                pyro.sample("y", dist.Normal(z, 1.0), obs=torch.zeros(3))
+
+    loss, instance = DRegIWELBO(K=2), Model()
+    loss.loss(instance.model, normal_guide("z"))
+    assert pickle.loads(pickle.dumps(loss)).K == 2
+    gone = weakref.ref(instance)
+    del instance
+    gc.collect()
+    assert gone() is None
+
+
 def test_one_object_for_several_models():
     loss = DRegIWELBO(K=2)
     for name in ("plate", "no plate", "global", "plate"):
@@ -378,14 +418,14 @@ def test_structure_that_depends_on_the_arguments():
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-@pytest.mark.parametrize("K", [0, -1, 2.0, True, "3", None])
+@pytest.mark.parametrize("K", [0, -1, 2.0, True, "3", None, np.float64(2)])
 def test_bad_K(estimator, K):
-    with pytest.raises(ValueError, match="K must be an integer"):
+    with pytest.raises(ValueError, match=r"K must be (an integer|at least 1)"):
         estimator(K=K)
 
 
 def test_bad_num_particles():
-    with pytest.raises(ValueError, match="num_particles must be an integer"):
+    with pytest.raises(ValueError, match="num_particles must be at least 1"):
         DRegIWELBO(K=2, num_particles=0)
 
 
@@ -491,6 +531,18 @@ def test_refuses_sequential_plates():
 
     with pytest.raises(NotImplementedError, match="'y0' stands in a sequential plate"):
         DRegIWELBO(K=2).loss(model, guide)
+
+
+def test_refuses_a_guide_that_names_its_plate_differently():
+    """The guide's z would be global, drawn once: silently the bound of K = 1."""
+
+    def model():
+        with pyro.plate("rows", 3):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(z, 1.0), obs=torch.zeros(3))
+
+    with pytest.raises(NotImplementedError, match=r"'z' stands in .*'rows'.* but in \['data'\]"):
+        DRegIWELBO(K=2).loss(model, normal_guide("z"))
 
 
 def test_refuses_too_few_dimensions():

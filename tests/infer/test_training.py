@@ -1,3 +1,5 @@
+from itertools import islice
+
 import numpy as np
 import pyro
 import pyro.distributions as dist
@@ -7,7 +9,7 @@ from pyro.infer import Trace_ELBO
 
 from pyro_dgp import DRegIWELBO, fit
 from pyro_dgp.infer import NonFiniteError
-from pyro_dgp.infer.training import minibatches, paper_optimizer
+from pyro_dgp.infer.training import _non_finite, minibatches, paper_optimizer
 
 Y = torch.arange(10.0, dtype=torch.float64) / 5
 
@@ -105,6 +107,35 @@ def test_interruption_returns_what_there_is():
     assert len(history.losses) == 7
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_a_step_that_did_not_happen_leaves_no_gradient(error):
+    class Interrupted(pyro.optim.PyroOptim):
+        def __call__(self, params):
+            raise error
+
+    try:
+        run(optim=Interrupted(torch.optim.SGD, {"lr": 0.1}))
+    except RuntimeError:
+        assert error is RuntimeError
+    assert all(p.unconstrained().grad is None for p in pyro.get_param_store().values())
+
+
+def test_a_schedule_that_looks_at_the_loss():
+    optim = pyro.optim.ReduceLROnPlateau(
+        {"optimizer": torch.optim.SGD, "optim_args": {"lr": 1e-5}, "patience": 1, "factor": 0.5}
+    )
+    run(num_steps=40, optim=optim)
+    rates = {s.optimizer.param_groups[0]["lr"] for s in optim.optim_objs.values()}
+    assert max(rates) < 1e-5
+
+
+def test_a_large_finite_gradient_is_no_error():
+    gradient = {"large": torch.full((3,), 1e30, dtype=torch.float32)}
+    assert _non_finite(gradient) == []
+    gradient["large"][1] = torch.inf
+    assert _non_finite(gradient | {"small": torch.ones(2)}) == ["large"]
+
+
 def test_progress_bar(capsys):
     run(num_steps=3, progress=True)
     assert "3/3" in capsys.readouterr().err
@@ -112,8 +143,9 @@ def test_progress_bar(capsys):
 
 @pytest.mark.filterwarnings("ignore:Encountered NaN")
 def test_a_loss_that_is_not_finite_stops_before_the_step():
+    *_, (last,) = islice(minibatches((torch.arange(10),), 3, seed=0), 3)
     broken = Y.clone()
-    broken[7] = float("nan")
+    broken[last[-1]] = float("nan")  # seen in the third batch
     before = None
 
     def remember(step, loss):
@@ -128,7 +160,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_step():
         )  # fmt: skip
     assert error.value.sites == ["z", "y"]  # the guide of z reads y
     assert f"Step {error.value.step}: the loss is not finite at z, y" in str(error.value)
-    assert error.value.step > 0
+    assert error.value.step == 2
     for name, value in pyro.get_param_store().items():
         assert value.equal(before[name])
         assert value.unconstrained().grad is None
