@@ -256,7 +256,7 @@ class LatentDGP(PyroModule):
         self._refuse_batched([layer.guide() for layer in self._gp_layers])
 
     def _refuse_batched(self, inducing_values: list[Tensor]) -> None:
-        if self._has_priors and any(u.dim() > 2 for u in inducing_values):
+        if self._has_priors and any(u.shape[:-2].numel() > 1 for u in inducing_values):
             raise NotImplementedError(
                 f"{self.name}: hyperparameters with a prior cannot be drawn for several particles "
                 "at once, because Pyro's kernels take no batches of them. Use "
