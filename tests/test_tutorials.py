@@ -1,0 +1,32 @@
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pyro.poutine as poutine
+import torch
+
+TUTORIALS = Path(__file__).parents[1] / "tutorials"
+
+
+def test_poisson_regression():
+    """A deep GP as part of a larger model, beside an ordinary regression term."""
+    tutorial = runpy.run_path(str(TUTORIALS / "poisson_regression.py"))
+    regression, error, correlation = tutorial["main"](300)
+    assert error < 0.15
+    assert correlation > 0.9
+    X, W, y, _, _ = tutorial["simulate"](5)
+    trace = poutine.trace(regression.model).get_trace(X, W, y)
+    assert trace.nodes["y"]["is_observed"]
+    assert trace.nodes["beta"]["value"].shape == (2,)
+
+
+def test_poisson_regression_integrates_the_function():
+    ExpectedPoisson = runpy.run_path(str(TUTORIALS / "poisson_regression.py"))["ExpectedPoisson"]
+    m, v, offset, y = (torch.tensor(x) for x in (0.3, 0.4, -0.2, 3.0))
+    x, w = (torch.as_tensor(a) for a in np.polynomial.hermite_e.hermegauss(50))
+    log_p = torch.distributions.Poisson((m + v.sqrt() * x + offset).exp()).log_prob(y)
+    expected = (w / w.sum() * log_p).sum()
+    torch.testing.assert_close(ExpectedPoisson(m, v, offset).log_prob(y), expected)
+    torch.testing.assert_close(
+        ExpectedPoisson(m, v, offset).expand([2]).log_prob(y), expected.expand(2)
+    )
