@@ -37,9 +37,13 @@ class RunConfig:
     :param int num_layers: GP layers.
     :param int latent_dim: Dimension of z, 0 for a plain deep GP.
     :param bool learned_qz: Learn q(z | x, y); False fixes it to the prior.
+    :param int num_inducing: Inducing inputs a layer.
+    :param float noise_variance: Initial noise variance.
     :param int num_steps: Gradient steps.
     :param int batch_size: Minibatch size.
     :param float lr: Adam's initial learning rate.
+    :param float lr_decay: Factor of the learning rate every ``lr_decay_steps`` steps.
+    :param int lr_decay_steps: See ``lr_decay``.
     :param str mixing: "published" or "principal", see :meth:`~pyro_dgp.gp.LatentDGP.from_data`.
     :param str dtype: "float64" or "float32".
     :param str device: A torch device.
@@ -54,9 +58,13 @@ class RunConfig:
     num_layers: int = 2
     latent_dim: int = 1
     learned_qz: bool = True
+    num_inducing: int = 128
+    noise_variance: float = 0.01
     num_steps: int = 3000
     batch_size: int = 64
     lr: float = 0.005
+    lr_decay: float = 0.98
+    lr_decay_steps: int = 1000
     mixing: str = "published"
     dtype: str = "float64"
     device: str = "cpu"
@@ -118,6 +126,8 @@ def run(config: RunConfig, progress: bool = True) -> tuple[dict, LatentDGP]:
         y,
         num_layers=config.num_layers,
         latent_dim=config.latent_dim,
+        num_inducing=config.num_inducing,
+        noise_variance=config.noise_variance,
         encoder_widths=(20, 20) if config.learned_qz else None,
         mixing=config.mixing,
     )
@@ -129,7 +139,7 @@ def run(config: RunConfig, progress: bool = True) -> tuple[dict, LatentDGP]:
         (X, y),
         num_steps=config.num_steps,
         batch_size=config.batch_size,
-        optim=paper_optimizer(lr=config.lr),
+        optim=paper_optimizer(config.lr, config.lr_decay, config.lr_decay_steps),
         seed=seed,
         progress=progress,
     )
