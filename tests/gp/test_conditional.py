@@ -63,7 +63,7 @@ def test_derivatives():
         return loc, var, whitened_kl(m, S.tril())
 
     inputs = [torch.randn(4, D), torch.randn(3, D), torch.randn(2, 4), torch.randn(2, 4, 4)]
-    torch.autograd.gradcheck(marginals, [x.requires_grad_() for x in inputs])
+    assert torch.autograd.gradcheck(marginals, [x.requires_grad_() for x in inputs])
 
 
 def test_cholesky_of_a_singular_matrix_takes_more_jitter_and_says_so():
