@@ -33,6 +33,7 @@ from pyro_dgp.infer.particles import (
     local_log_prob,
     max_plate_nesting,
     random_sites,
+    refuse_joint_guide,
     sum_within_weights,
     tempering,
     with_values,
@@ -203,6 +204,7 @@ class PartiallyCollapsedIWELBO(ELBO):
                 for site in random_sites(trace).values():
                     check_site_shape(site, max_plate_nesting=math.inf)
         weight_plates = WeightPlates.of(model_trace, guide_trace)
+        refuse_joint_guide(guide_trace, weight_plates)
         nesting = max_plate_nesting((model_trace, guide_trace))
         if self.max_plate_nesting < nesting:
             raise ValueError(

@@ -28,6 +28,7 @@ __all__ = [
     "local_log_prob",
     "max_plate_nesting",
     "random_sites",
+    "refuse_joint_guide",
     "sum_within_weights",
     "tempering",
     "with_values",
@@ -160,6 +161,28 @@ def _refuse_unsupported(name: str, site: dict) -> None:
             f"Site '{name}' is enumerated, which importance-weighted ELBOs do not support; remove "
             "config_enumerate and marginalise the site by hand, or use TraceEnum_ELBO."
         )
+
+
+def refuse_joint_guide(guide_trace: Trace, weight_plates: WeightPlates) -> None:
+    """Refuses local latents that hide in an auxiliary site outside the plates.
+
+    AutoDiagonalNormal and its kin draw all latents at once and hand them out as Deltas: drawn once,
+    they would give K equal weights. By its size such a site holds at least the local latents.
+
+    :param guide_trace: A run of the guide without importance samples.
+    :raises NotImplementedError: Names both sites and the remedy.
+    """
+    local = weight_plates.local(guide_trace)
+    deltas = {name: site for name, site in local.items() if isinstance(site["fn"], Delta)}
+    size = sum(site["value"].numel() for site in deltas.values())
+    for name, site in random_sites(guide_trace).items():
+        joint = name not in local and site["infer"].get("is_auxiliary")
+        if deltas and joint and site["value"].numel() >= size:
+            raise NotImplementedError(
+                f"The guide draws the local latent site '{next(iter(deltas))}' as a part of "
+                f"'{name}', outside its plate, so it cannot be drawn K times. Use AutoNormal, or a "
+                "guide that samples it inside the plate."
+            )
 
 
 class ParticlePlate(PlateMessenger):

@@ -11,7 +11,12 @@ import pyro.poutine as poutine
 import pytest
 import torch
 from pyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO, config_enumerate
-from pyro.infer.autoguide import AutoNormal
+from pyro.infer.autoguide import (
+    AutoDiagonalNormal,
+    AutoLowRankMultivariateNormal,
+    AutoMultivariateNormal,
+    AutoNormal,
+)
 
 from pyro_dgp import DRegIWELBO, PartiallyCollapsedIWELBO
 from pyro_dgp.infer import elbo as elbo_module
@@ -562,6 +567,40 @@ def test_refuses_a_guide_that_names_its_plate_differently():
 
     with pytest.raises(NotImplementedError, match=r"'z' stands in .*'rows'.* but in \['data'\]"):
         DRegIWELBO(K=2).loss(model, normal_guide("z"))
+
+
+def local_and_global(y):
+    rate = pyro.sample("rate", dist.Gamma(2.0, 1.0))
+    with pyro.plate("data", len(y)):
+        z = pyro.sample("z", dist.Normal(0.0, rate))
+        pyro.sample("y", dist.Normal(z, 1.0), obs=y)
+
+
+@pytest.mark.parametrize(
+    "autoguide", [AutoDiagonalNormal, AutoMultivariateNormal, AutoLowRankMultivariateNormal]
+)
+def test_refuses_a_joint_autoguide_over_local_latents(autoguide):
+    guide = autoguide(local_and_global)
+    with pytest.raises(NotImplementedError, match=r"'z' as a part of '_Auto.*_latent'"):
+        PartiallyCollapsedIWELBO(K=3).loss(local_and_global, guide, Y)
+
+
+def test_a_joint_autoguide_over_the_global_latents_is_fine():
+    globals_guide = AutoDiagonalNormal(poutine.block(local_and_global, expose=["rate"]))
+
+    def guide(y):
+        globals_guide(y)
+        with pyro.plate("data", len(y)):
+            pyro.sample("z", dist.Normal(0.5 * y, 0.7))
+
+    values = [
+        torch.tensor(
+            [-PartiallyCollapsedIWELBO(K=K).loss(local_and_global, guide, Y) for _ in range(300)]
+        )
+        for K in (1, 50)
+    ]
+    assert values[1].mean() - values[0].mean() > 4 * (values[0].var() / 300).sqrt()
+    assert math.isfinite(DRegIWELBO(K=3).loss_and_grads(local_and_global, guide, Y))
 
 
 def test_refuses_too_few_dimensions():
