@@ -22,6 +22,7 @@ from pyro.distributions.util import sum_rightmost
 from pyro.infer import ELBO
 from pyro.infer.util import is_validation_enabled, torch_backward
 from pyro.poutine import Trace
+from pyro.poutine.util import site_is_subsample
 from pyro.util import check_model_guide_match, check_site_shape, warn_if_nan
 from torch import Tensor
 
@@ -81,11 +82,14 @@ class _Draw:
         with poutine.block():
             return self.weight_plates.local(poutine.trace(replay).get_trace())
 
-    def global_trace(self) -> Trace:
-        """Everything but the local draws, for further draws to share."""
+    def shared_with(self, model_trace: Trace) -> Trace:
+        """What further draws have in common with this one: global sites and subsamples."""
         shared = self.guide_trace.copy()
         for name in self.sites:
             shared.remove_node(name)
+        for name, site in model_trace.nodes.items():
+            if site["type"] == "sample" and site_is_subsample(site):
+                shared.nodes[name] = site
         return shared
 
 
@@ -149,8 +153,8 @@ class PartiallyCollapsedIWELBO(ELBO):
             is not supported; the message names the site and a way out.
         """
         structure = self._get_structure(model, guide, args, kwargs)
-        plates, log_weights, draws = structure.weight_plates, [], []
-        for run_model, run_guide in self._runs(model, guide, structure, draws):
+        plates, log_weights, draws, shared = structure.weight_plates, [], [], []
+        for run_model, run_guide in self._runs(model, guide, structure, shared):
             draw = _Draw(run_guide, plates, args, kwargs)
             values, log_q = self._densities_at(draw)
             replay = poutine.replay(run_model, trace=with_values(draw.guide_trace, values))
@@ -164,6 +168,7 @@ class PartiallyCollapsedIWELBO(ELBO):
             log_weights.append(sum(log_p, torch.zeros(())) - log_q)
             draws.append(draw)
             if len(draws) == 1:
+                shared.append(draw.shared_with(model_trace))
                 global_term = global_elbo(model_trace, draw.guide_trace, plates)
                 scale = plates.scale(next(iter(sites.values()))) if sites else 1.0
         # [M K, ..., datum]: in one piece, or K pieces without the leading dimension.
@@ -221,8 +226,11 @@ class PartiallyCollapsedIWELBO(ELBO):
     def __getstate__(self):
         return {**self.__dict__, "_structure": None}
 
-    def _runs(self, model, guide, structure: _Structure, draws: list[_Draw]):
-        """Model and guide for every run: one run with a plate of all samples, or M K without."""
+    def _runs(self, model, guide, structure: _Structure, shared: list[Trace]):
+        """Model and guide for every run: one run with a plate of all samples, or M K without.
+
+        :param list shared: Filled in by the first run, for the others.
+        """
         num_samples = self.num_particles * self.K
         if self.vectorize_particles:
             nesting = structure.max_plate_nesting
@@ -231,7 +239,7 @@ class PartiallyCollapsedIWELBO(ELBO):
             return
         yield model, guide
         for _ in range(1, num_samples):
-            yield model, poutine.replay(guide, trace=draws[0].global_trace())
+            yield poutine.replay(model, trace=shared[0]), poutine.replay(guide, trace=shared[0])
 
     @staticmethod
     def _item(loss: Tensor) -> float:
@@ -259,8 +267,8 @@ class DRegIWELBO(PartiallyCollapsedIWELBO):
     Source: Tucker et al. (2019); Rudner et al. (2021), eq. 5 and appendix D. Parameters as in
     :class:`PartiallyCollapsedIWELBO`.
 
-    :raises NotImplementedError: Besides the conditions there, for local Delta sites and for
-        ``poutine.scale`` on local guide sites, where the formula does not hold.
+    :raises NotImplementedError: Besides the conditions there, for Delta sites, ``pyro.factor`` and
+        ``poutine.scale`` among the guide's local sites, where the formula does not hold.
     """
 
     def _densities_at(self, draw: _Draw) -> tuple[dict[str, Tensor], Tensor]:
@@ -270,6 +278,12 @@ class DRegIWELBO(PartiallyCollapsedIWELBO):
             for name, site in sites.items()
             if site["value"].requires_grad
         }
+        for name, site in sites.items():
+            if site["is_observed"]:
+                raise NotImplementedError(
+                    f"The guide observes '{name}' (pyro.factor, perhaps), for which no doubly "
+                    "reparameterised gradient is known; use PartiallyCollapsedIWELBO."
+                )
         for name in leaves:
             _check_doubly_reparameterisable(name, sites[name], plates)
         log_qs = [

@@ -76,8 +76,9 @@ class WeightPlates:
 
         :raises ValueError: If no site is observed or a latent site is missing in the guide.
         :raises NotImplementedError: If the plates of observed and local sites have none in common,
-            a plate inside the weights subsamples, model and guide name a plate differently, a
-            plate is sequential, a site is enumerated, or a guide site is not reparameterised.
+            an observed site stands in the guide, a plate inside the weights subsamples, model and
+            guide name a plate differently, a plate is sequential, a site is enumerated, or a guide
+            site is not reparameterised.
         """
         model_sites, guide_sites = random_sites(model_trace), random_sites(guide_trace)
         observed = {n: s for n, s in model_sites.items() if s["is_observed"]}
@@ -95,6 +96,12 @@ class WeightPlates:
         for name, site in {**observed, **latent, **guide_sites}.items():
             _refuse_unsupported(name, site)
         for name, site in guide_sites.items():
+            if name in observed:
+                raise NotImplementedError(
+                    f"The model's observed site '{name}' stands in the guide too, as when it "
+                    "runs the model (AutoNormalMessenger and its kin), and its density would "
+                    "cancel. Use AutoNormal, or a guide of latent sites only."
+                )
             if not site["is_observed"] and not site["fn"].has_rsample:
                 raise NotImplementedError(
                     f"The guide's site '{name}' ({type(site['fn']).__name__}) is not "
@@ -107,11 +114,12 @@ class WeightPlates:
         seen = frozenset().union(*(plates[name] for name in observed))
         beside = [name for name in latent if plates[name] & seen]
         common = frozenset.intersection(*(plates[name] for name in [*observed, *beside]))
-        if beside and not common:
-            odd = next((n for n in observed if not plates[n] >= plates[beside[0]]), beside[-1])
+        plated = [*beside, *(name for name in latent if plates[name])]
+        if plated and not common:
+            odd = next((n for n in observed if not plates[n] >= plates[plated[0]]), plated[-1])
             raise NotImplementedError(
-                f"Site '{odd}' and the local latent site '{beside[0]}' have no plate in common "
-                f"with the other sites ({sorted(plates[odd])} and {sorted(plates[beside[0]])}), so "
+                f"Site '{odd}' and the local latent site '{plated[0]}' have no plate in common "
+                f"with the other sites ({sorted(plates[odd])} and {sorted(plates[plated[0]])}), so "
                 "no plate can carry the importance weights. Put all observed sites into the local "
                 "latents' plate, or use Trace_ELBO."
             )
@@ -233,8 +241,8 @@ def global_elbo(model_trace: Trace, guide_trace: Trace, weight_plates: WeightPla
     """log p - log q of the global sites, their KL in closed form where Pyro has one.
 
     The closed form needs model and guide to factorise alike, of which one order of the sites is
-    taken as the sign, and it is not used for a Delta that carries a density: Pyro's formula
-    ignores that. Elsewhere the draw stands for its expectation.
+    taken as the sign, and to have one scale and mask; and it is not used for a Delta that carries a
+    density, which Pyro's formula ignores. Elsewhere the draw stands for its expectation.
     """
     model_sites, guide_sites = (
         {
@@ -266,6 +274,9 @@ def global_elbo(model_trace: Trace, guide_trace: Trace, weight_plates: WeightPla
 def _closed_form_kl(guide_site: dict, model_site: dict) -> Tensor | None:
     fn = guide_site["fn"]
     if isinstance(fn, Delta) and bool(torch.as_tensor(fn.log_density != 0).any()):
+        return None
+    one_scale = bool(torch.as_tensor(guide_site["scale"] == model_site["scale"]).all())
+    if not one_scale or guide_site["mask"] is not model_site["mask"]:
         return None
     try:
         kl = kl_divergence(fn, model_site["fn"])

@@ -236,7 +236,6 @@ def only_global(subsample_size=None) -> Case:
     def guide(y):
         p = parameters(REGRESSION_INIT)
         pyro.sample("mu", dist.Normal(p["m"], p["log_v"].exp()))
-        pyro.plate("data", len(y), subsample_size=subsample_size)
 
     def exact(p, K):
         nodes, weights = grid(1, 60)

@@ -16,6 +16,7 @@ from pyro.infer.autoguide import (
     AutoLowRankMultivariateNormal,
     AutoMultivariateNormal,
     AutoNormal,
+    AutoNormalMessenger,
 )
 
 from pyro_dgp import DRegIWELBO, PartiallyCollapsedIWELBO
@@ -412,30 +413,77 @@ def test_an_elbo_does_not_hold_its_model():
     assert gone() is None
 
 
+def seeded_loss(loss, *args):
+    """The loss after its structure is known, which takes a draw, from one seed."""
+    loss.loss(*args)
+    pyro.set_rng_seed(5)
+    return loss.loss(*args)
+
+
 def test_one_object_for_several_models():
-    loss = DRegIWELBO(K=2)
-    for name in ("plate", "no plate", "global", "plate"):
+    shared = DRegIWELBO(K=2)
+    for name in ("plate", "no plate", "global", "groups", "plate", "hierarchical guide"):
         case = CASES[name]()
-        assert math.isfinite(loss.loss(case.model, case.guide, *case.args))
+        args = (case.model, case.guide, *case.args)
+        shared.loss(*args)
+        pyro.set_rng_seed(5)
+        assert shared.loss(*args) == seeded_loss(DRegIWELBO(K=2), *args)
 
 
 def test_structure_that_depends_on_the_arguments():
-    def model(y, two):
-        with pyro.plate("data", 4, dim=-1):
-            z = pyro.sample("z", dist.Normal(0.0, 1.0))
-            if two:
-                with pyro.plate("inside", 2, dim=-2):
-                    pyro.sample("y", dist.Normal(z, 1.0), obs=torch.stack([y, y]))
-            else:
-                pyro.sample("y", dist.Normal(z, 1.0), obs=y)
+    """The latent site stands in both plates, or in one of them."""
 
-    def guide(y, two):
+    def sites(y, both, sample):
         with pyro.plate("data", 4, dim=-1):
-            pyro.sample("z", dist.Normal(y, 1.0))
+            if not both:
+                sample("z")
+            with pyro.plate("inside", 2, dim=-2):
+                if both:
+                    sample("z")
+                if y is not None:
+                    y()
 
-    loss = PartiallyCollapsedIWELBO(K=3, max_plate_nesting=2)
-    for two in (False, True, False):
-        assert math.isfinite(loss.loss(model, guide, Y, two))
+    def model(y, both):
+        z = {}
+
+        def sample(name):
+            z[name] = pyro.sample(name, dist.Normal(0.0, 1.0))
+
+        def observe():
+            pyro.sample("y", dist.Normal(z["z"], 1.0), obs=torch.stack([y, y + 1]))
+
+        sites(observe, both, sample)
+
+    def guide(y, both):
+        sites(None, both, lambda name: pyro.sample(name, dist.Normal(y, 1.0)))
+
+    shared = PartiallyCollapsedIWELBO(K=50, max_plate_nesting=2)
+    for both in (False, True, False):
+        shared.loss(model, guide, Y, both)
+        pyro.set_rng_seed(5)
+        found = shared.loss(model, guide, Y, both)
+        fresh = PartiallyCollapsedIWELBO(K=50, max_plate_nesting=2)
+        assert found == seeded_loss(fresh, model, guide, Y, both)
+
+
+@pytest.mark.parametrize("handler", [poutine.mask, poutine.scale])
+def test_a_handler_on_the_prior_alone(handler):
+    """The closed-form KL would ignore it."""
+    option = {"mask": False} if handler is poutine.mask else {"scale": 0.1}
+
+    def model(y):
+        with handler(**option):
+            mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+    def guide(y):
+        pyro.sample("mu", dist.Normal(3.0, 0.5))
+
+    loss, reference = PartiallyCollapsedIWELBO(K=2), Trace_ELBO()
+    a = torch.tensor([loss.loss(model, guide, Y) for _ in range(500)])
+    b = torch.tensor([reference.loss(model, guide, Y) for _ in range(500)])
+    assert abs(a.mean() - b.mean()) < 4 * (a.var() / 500 + b.var() / 500).sqrt()
 
 
 # Refusals.
@@ -601,6 +649,35 @@ def test_a_joint_autoguide_over_the_global_latents_is_fine():
     ]
     assert values[1].mean() - values[0].mean() > 4 * (values[0].var() / 300).sqrt()
     assert math.isfinite(DRegIWELBO(K=3).loss_and_grads(local_and_global, guide, Y))
+
+
+def test_refuses_a_guide_that_runs_the_model():
+    guide = AutoNormalMessenger(local_and_global)
+    with pytest.raises(NotImplementedError, match="observed site 'y' stands in the guide too"):
+        PartiallyCollapsedIWELBO(K=3).loss(local_and_global, guide, Y)
+
+
+def test_refuses_a_factor_in_the_guide_under_dreg():
+    case = vae()
+
+    def guide(y):
+        with pyro.plate("data", len(y)):
+            pyro.sample("z", dist.Normal(pyro.param("a", torch.tensor(0.5)) * y, 1.0))
+            pyro.factor("penalty", pyro.param("c", torch.tensor(0.1)) * y, has_rsample=True)
+
+    assert math.isfinite(PartiallyCollapsedIWELBO(K=3).loss(case.model, guide, Y))
+    with pytest.raises(NotImplementedError, match="The guide observes 'penalty'"):
+        DRegIWELBO(K=3).loss_and_grads(case.model, guide, Y)
+
+
+def test_refuses_plated_latents_beside_observations_without_a_plate():
+    def model():
+        with pyro.plate("data", 3):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(z, 1.0).to_event(1), obs=torch.zeros(3))
+
+    with pytest.raises(NotImplementedError, match="Site 'y' and the local latent site 'z'"):
+        DRegIWELBO(K=2).loss(model, normal_guide("z"))
 
 
 def test_refuses_too_few_dimensions():
