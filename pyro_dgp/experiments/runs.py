@@ -27,7 +27,10 @@ LOSSES = ("dreg", "reg", "vi")
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What a run is; the defaults are the paper's, but for the number of steps (300,000 there).
+    """What a run is; the defaults are the paper's, but for two things.
+
+    The paper takes 300,000 steps, and natural gradients for the last layer's q(u), where a run
+    here uses Adam for every parameter.
 
     :param str dataset: One of :func:`~pyro_dgp.experiments.datasets.names`.
     :param int split: The train-test split.
