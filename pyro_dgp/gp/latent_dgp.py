@@ -123,6 +123,7 @@ class LatentDGP(PyroModule):
         def tensor(array) -> Tensor:
             return torch.as_tensor(array, dtype=X.dtype, device=X.device)
 
+        P = tensor(_MIXINGS[mixing](inputs, num_gps))
         layers: list[GPLayer | LatentLayer] = []
         input_dim = num_inputs
         if latent_dim:
@@ -138,7 +139,6 @@ class LatentDGP(PyroModule):
             if last:
                 layer = GPLayer(k, tensor(Xu), num_outputs, jitter=jitter)
             else:
-                P = tensor(_MIXINGS[mixing](inputs, num_gps))
                 A = tensor(np.eye(num_inputs, input_dim))
                 layer = GPLayer(k, tensor(Xu), P.shape[1], P, A, u_scale=1e-5, jitter=jitter)
             layers.append(layer)
