@@ -5,42 +5,57 @@ With one weight per datum n and draw k (:mod:`pyro_dgp.infer.particles`),
 .. math::
     L_K = \frac NB \sum_n \log \frac1K \sum_{k=1}^K w_{nk} \;-\; \mathrm{KL}(global\ sites).
 
-The two classes estimate the same bound and differ in its gradient.
+The two classes estimate the same bounds (:mod:`pyro_dgp.infer.bounds`) and differ in the gradient
+(:mod:`pyro_dgp.infer.paths`).
 """
 
 import inspect
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
 import pyro.poutine as poutine
 import torch
-from pyro.distributions import Delta
 from pyro.distributions.util import sum_rightmost
 from pyro.infer import ELBO
 from pyro.infer.util import is_validation_enabled, torch_backward
 from pyro.poutine import Trace
+from pyro.poutine.guide import GuideMessenger
 from pyro.poutine.util import site_is_subsample
-from pyro.util import check_model_guide_match, check_site_shape, warn_if_nan
+from pyro.util import (
+    check_model_guide_match,
+    check_site_shape,
+    get_rng_state,
+    set_rng_state,
+    warn_if_nan,
+)
 from torch import Tensor
 
 from pyro_dgp._checks import check_integer
+from pyro_dgp.infer.bounds import Bound, Coefficients, WeightDiagnostics, weight_diagnostics
 from pyro_dgp.infer.particles import (
     ParticlePlate,
     WeightPlates,
+    delta,
     global_elbo,
     local_log_prob,
+    log_prob,
     max_plate_nesting,
     random_sites,
     refuse_joint_guide,
+    shown_elements,
     sum_within_weights,
     tempering,
     with_values,
 )
+from pyro_dgp.infer.paths import Gates, leaves, reaches, weighted_copy
 
 __all__ = ["DRegIWELBO", "PartiallyCollapsedIWELBO"]
+
+#: Terms of log w, each with the group of local sites (:meth:`WeightPlates.group`) it belongs to.
+Terms = list[tuple[tuple, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -53,6 +68,10 @@ class _Structure:
     max_plate_nesting: int
 
 
+class _NewStructure(Exception):
+    """The sites' plates are not those of the run before."""
+
+
 def _weak(function: Callable) -> Callable[[], Callable | None]:
     """A reference that does not keep a model alive."""
     if inspect.ismethod(function):
@@ -60,37 +79,135 @@ def _weak(function: Callable) -> Callable[[], Callable | None]:
     return weakref.ref(function)
 
 
-class _Draw:
-    """A run of the guide, in which every local site has all its importance samples or one.
+def _guide_trace(guide, handled, args, kwargs) -> Trace:
+    """A run of ``handled``, the guide with handlers about it."""
+    trace = poutine.trace(handled).get_trace(*args, **kwargs)
+    if isinstance(poutine.unwrap(guide), GuideMessenger):
+        # It draws from the guide by running the model, whose observations are none of its own.
+        for name, site in random_sites(trace).items():
+            if site["is_observed"]:
+                trace.remove_node(name)
+    return trace
 
-    :param guide: The guide, inside the particle plate if that is used.
-    :param WeightPlates weight_plates: Tells local sites from global ones.
+
+def _shared_sites(model_trace: Trace, guide_trace: Trace, weight_plates: WeightPlates) -> Trace:
+    """What further draws have in common with these ones: global sites and subsamples."""
+    shared = guide_trace.copy()
+    for name in weight_plates.local(guide_trace):
+        shared.remove_node(name)
+    for name, site in model_trace.nodes.items():
+        if site["type"] == "sample" and site_is_subsample(site):
+            shared.nodes[name] = site
+    return shared
+
+
+def _random_state() -> dict:
+    state = get_rng_state()
+    if torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def _set_random_state(state: dict) -> None:
+    set_rng_state(state)
+    if "cuda" in state:
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+class _PathWeights:
+    """What the gradient of a local draw is multiplied by between the densities and the sampler.
+
+    Knows no tensor of the graph that it is hooked into, which could not be freed otherwise.
     """
 
-    #: Normalised importance weights of the draws, [particles, ..., datum] or [..., datum].
-    weights: Tensor
+    coefficients: Coefficients
+    columns: dict[tuple, tuple[slice, torch.Size]]
 
-    def __init__(self, guide: Callable, weight_plates: WeightPlates, args, kwargs) -> None:
-        self.weight_plates = weight_plates
-        self.guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
-        self.sites = weight_plates.local(self.guide_trace)
-        self._rerun = partial(guide, *args, **kwargs)
+    def weigh(self, group: tuple, doubly, event_dim: int, shown, gradient: Tensor) -> Tensor:
+        columns, shape = self.columns[group]
+        batch_dim = gradient.dim() - event_dim
 
-    def rerun(self, values: dict[str, Tensor]) -> dict[str, dict]:
-        """The guide's local sites when it is run again with some of its draws replaced."""
-        replay = poutine.replay(self._rerun, trace=with_values(self.guide_trace, values))
-        with poutine.block():
-            return self.weight_plates.local(poutine.trace(replay).get_trace())
+        def like_batch(x: Tensor) -> Tensor:
+            x = x[:, columns].reshape(-1, *shape)
+            return x.reshape(x.shape[max(0, x.dim() - batch_dim) :])
 
-    def shared_with(self, model_trace: Trace) -> Trace:
-        """What further draws have in common with this one: global sites and subsamples."""
-        shared = self.guide_trace.copy()
-        for name in self.sites:
-            shared.remove_node(name)
-        for name, site in model_trace.nodes.items():
-            if site["type"] == "sample" and site_is_subsample(site):
-                shared.nodes[name] = site
-        return shared
+        coefficients = self.coefficients.map(like_batch)
+
+        def weighed(doubly):
+            factor = coefficients.factor(doubly)
+            return gradient * factor.reshape(factor.shape + (1,) * event_dim)
+
+        # A draw that the guide masks has no score that would count.
+        return weighed(doubly) if shown is None else weighed(doubly).where(shown, weighed(0.0))
+
+
+class _Samples:
+    """Some of the M K samples: the draws of one run of the guide, then their densities.
+
+    :param slice rows: Which of the samples.
+    :param torch.Tensor log_p: [samples, number of data], the model's part of log w.
+    :param torch.Tensor log_q: [samples, number of data], the guide's part.
+    :param torch.Tensor global_term: The bound's part outside the logarithms, 0 but once.
+    :param float scale: N/B.
+    """
+
+    log_p: Tensor
+    log_q: Tensor
+    global_term: Tensor
+    scale: float
+
+    def __init__(self, rows: slice, guide_trace: Trace, gates: Gates) -> None:
+        self.rows, self.guide_trace, self.gates = rows, guide_trace, gates
+        self.weight_plates = gates.weight_plates
+        self.sites = self.weight_plates.local(guide_trace)
+        self.path_weights = _PathWeights()
+
+    def copy(self, name: str, doubly: Tensor | float) -> Tensor:
+        """A local draw as the densities see it: its gradient is weighed on its way here."""
+        site = self.sites[name]
+        group, event_dim = self.weight_plates.group(site), site["fn"].event_dim
+        shown = shown_elements(site)
+        if site["mask"] is False:
+            doubly = 0.0
+        weigh = partial(self.path_weights.weigh, group, doubly, event_dim, shown)
+        return weighted_copy(site["value"], weigh)
+
+    def set_densities(self, log_p: Terms, log_q: Terms, nesting: int) -> None:
+        """Sums the terms by group; the groups' data stand side by side."""
+        num_samples = self.rows.stop - self.rows.start
+        sums: list[dict[tuple, Tensor]] = [{}, {}]
+        for total, terms in zip(sums, (log_p, log_q), strict=True):
+            for group, term in terms:
+                term = term.reshape((1,) * (1 + nesting - term.dim()) + term.shape)
+                total[group] = total[group] + term if group in total else term
+        pieces: tuple[list[Tensor], list[Tensor]] = ([], [])
+        self.path_weights.columns, stop = {}, 0
+        for group in sums[0] | sums[1]:
+            p, q = (total.get(group) for total in sums)
+            p, q = q.new_zeros(()) if p is None else p, p.new_zeros(()) if q is None else q
+            shape = torch.broadcast_shapes(p.shape, q.shape)[1:]
+            start, stop = stop, stop + shape.numel()
+            self.path_weights.columns[group] = slice(start, stop), shape
+            for piece, x in zip(pieces, (p, q), strict=True):
+                piece.append(x.expand(num_samples, *shape).reshape(num_samples, -1))
+        empty = torch.zeros(num_samples, 0)
+        self.log_p, self.log_q = (torch.cat(piece or [empty], 1) for piece in pieces)
+
+    @property
+    def log_w(self) -> Tensor:
+        return (self.log_p - self.log_q).detach()
+
+    def surrogate(self, coefficients: Coefficients) -> Tensor:
+        """A scalar with the bound's gradient, as far as it comes through these samples."""
+        coefficients = self.path_weights.coefficients = coefficients.map(lambda x: x[self.rows])
+        local: Tensor | float = 0.0
+        for weight, log_density in (
+            (coefficients.model, self.log_p),
+            (-coefficients.guide(), self.log_q),
+        ):
+            # Where a weight underflows, log w may be -inf and 0 * log w NaN.
+            local = local + (weight * log_density.masked_fill(weight == 0, 0.0)).sum()
+        return self.scale * local + self.global_term
 
 
 class PartiallyCollapsedIWELBO(ELBO):
@@ -109,20 +226,31 @@ class PartiallyCollapsedIWELBO(ELBO):
     Source: Burda et al. (2015); Rudner et al. (2021), eq. 1.
 
     :param int K: Importance samples per datum.
-    :param int num_particles: M, independent estimates of the bound to average. Global sites share
-        one draw over all M K samples.
+    :param int num_particles: M, independent estimates of the bound to average (MIWAE). Global sites
+        share one draw over all M K samples.
+    :param float beta: Share of the ordinary ELBO in the bound, from 0 to 1 (CIWAE).
+    :param bool piwae: The guide has the gradient of this bound, everything else that of the bound
+        with one set of M K samples, which ``loss`` reports (PIWAE).
+    :param int chunk_size: Samples to hold in memory at once. The estimate and its gradient are
+        the same; the samples are drawn twice, the first time for their weights alone, from the same
+        state of the random number generators. None for all M K samples.
     :param max_plate_nesting: Dimensions to leave to the model's plates; found by a run of the model
         and guide unless given. Give it where plates nest more deeply in some calls than in others.
-    :param bool vectorize_particles: Draw all samples in one run of model and guide, as a dimension
-        to the left of their plates. False runs them M K times, for models that cannot broadcast.
+    :param bool vectorize_particles: Draw samples in one run of model and guide, as a dimension to
+        the left of their plates. False runs them once for every sample, for models that cannot
+        broadcast.
     :param bool retain_graph: Keep the graph after ``loss_and_grads``.
-    :raises ValueError: If K or ``num_particles`` is not a positive integer.
+    :raises ValueError: If K, ``num_particles`` or ``chunk_size`` is not a positive integer or
+        ``beta`` not between 0 and 1.
     """
 
     def __init__(
         self,
         K: int,
         num_particles: int = 1,
+        beta: float = 0.0,
+        piwae: bool = False,
+        chunk_size: int | None = None,
         max_plate_nesting: int | float = math.inf,
         vectorize_particles: bool = True,
         retain_graph: bool | None = None,
@@ -130,9 +258,14 @@ class PartiallyCollapsedIWELBO(ELBO):
         num_particles = check_integer("num_particles", num_particles, 1)
         super().__init__(num_particles=num_particles, retain_graph=retain_graph)
         self.K = check_integer("K", K, 1)
+        if not 0 <= beta <= 1:
+            raise ValueError(f"beta must be between 0 and 1, but it is {beta}.")
+        self.beta, self.piwae = float(beta), piwae
+        self.chunk_size = None if chunk_size is None else check_integer("chunk_size", chunk_size, 1)
         self.max_plate_nesting = max_plate_nesting
         self.vectorize_particles = vectorize_particles
         self._structure: _Structure | None = None
+        self._log_weights: Tensor | None = None
 
     def loss(self, model, guide, *args, **kwargs) -> float:
         """The negative bound, without gradients."""
@@ -153,49 +286,142 @@ class PartiallyCollapsedIWELBO(ELBO):
             is not supported; the message names the site and a way out.
         """
         structure = self._get_structure(model, guide, args, kwargs)
-        plates, log_weights, draws, shared = structure.weight_plates, [], [], []
-        for run_model, run_guide in self._runs(model, guide, structure, shared):
-            draw = _Draw(run_guide, plates, args, kwargs)
-            values, log_q = self._densities_at(draw)
-            replay = poutine.replay(run_model, trace=with_values(draw.guide_trace, values))
-            model_trace = poutine.trace(replay).get_trace(*args, **kwargs)
-            if WeightPlates.of(model_trace, draw.guide_trace) != plates:
-                # The sites' plates depend on the arguments: look at them afresh.
-                self._structure = None
-                return self.differentiable_loss(model, guide, *args, **kwargs)
-            sites = plates.local(model_trace)
-            log_p = (local_log_prob(s, s["value"], plates) for s in sites.values())
-            log_weights.append(sum(log_p, torch.zeros(())) - log_q)
-            draws.append(draw)
-            if len(draws) == 1:
-                shared.append(draw.shared_with(model_trace))
-                global_term = global_elbo(model_trace, draw.guide_trace, plates)
-                scale = plates.scale(next(iter(sites.values()))) if sites else 1.0
-        # [M K, ..., datum]: in one piece, or K pieces without the leading dimension.
-        log_w = log_weights[0] if self.vectorize_particles else torch.stack(log_weights)
-        if not log_w.dim():
-            log_w = log_w.expand(self.num_particles * self.K)
-        log_w = log_w.reshape(self.num_particles, self.K, *log_w.shape[1:])
-        local_term = self._log_mean_weight(log_w, draws).sum() * (scale / self.num_particles)
-        return -(local_term + global_term)
+        estimate = self._in_one_pass if self._fits else self._in_two_passes
+        try:
+            return -estimate(partial(self._samples, structure, model, guide, args, kwargs))
+        except _NewStructure:
+            # The sites' plates depend on the arguments: look at them afresh.
+            self._structure = None
+            return self.differentiable_loss(model, guide, *args, **kwargs)
+
+    def weight_diagnostics(self) -> WeightDiagnostics:
+        """How unequal the importance weights of the last evaluation were.
+
+        :returns: Effective sample size and largest normalised weight, each [M, ...] with the data
+            plates' dimensions, or [M, number of data] if a plate of theirs is sequential.
+        :raises RuntimeError: If nothing has been evaluated yet.
+        """
+        if self._log_weights is None:
+            raise RuntimeError("There are no weights yet: evaluate the loss first.")
+        return weight_diagnostics(self._log_weights)
 
     # How the bound is differentiated: what subclasses change.
 
-    def _densities_at(self, draw: _Draw) -> tuple[dict[str, Tensor], Tensor]:
-        """The values of z that densities see where they are not the drawn ones, and log q."""
-        log_q = (local_log_prob(s, s["value"], draw.weight_plates) for s in draw.sites.values())
-        return {}, sum(log_q, torch.zeros(()))
+    def _densities(self, samples: _Samples) -> tuple[dict[str, Tensor], Terms, Terms]:
+        """How log w depends on the local draws.
 
-    def _log_mean_weight(self, log_w: Tensor, draws: list[_Draw]) -> Tensor:
-        """log 1/K sum_k w_k, from [M, K, ...] to [M, ...]."""
-        return log_w.logsumexp(1) - math.log(self.K)
+        :returns: The values that densities see where they are not the drawn ones; the terms of
+            log q; and what is added to log p, of value 0, for the sake of its gradient.
+        """
+        plates, sites = samples.weight_plates, samples.sites
+        log_q = [(plates.group(s), local_log_prob(s, s["value"], plates)) for s in sites.values()]
+        copies = {}
+        if self.piwae and torch.is_grad_enabled():
+            reparameterised = (name for name, s in sites.items() if s["value"].requires_grad)
+            copies = {name: samples.copy(name, doubly=0.0) for name in reparameterised}
+        return copies, log_q, []
+
+    # From samples to the bound.
+
+    @property
+    def _fits(self) -> bool:
+        """Whether all M K samples are held at once."""
+        return self.chunk_size is None or self.chunk_size >= self.num_particles * self.K
+
+    def _bound(self, log_w: Tensor, samples: _Samples) -> tuple[Tensor, Coefficients]:
+        """The bound's value, and the weight of every sample in its gradient.
+
+        :param torch.Tensor log_w: [M K, number of data].
+        """
+        columns = samples.path_weights.columns
+        shape = next(iter(columns.values()))[1] if len(columns) == 1 else log_w.shape[1:]
+        self._log_weights = log_w.reshape(self.num_particles, self.K, *shape)
+        bound = Bound(self.num_particles, self.K, self.beta, self.piwae)
+        value = samples.scale * bound.value(log_w).sum() + samples.global_term.detach()
+        return value, bound.coefficients(log_w)
+
+    def _in_one_pass(self, samples: Callable[[], Iterator[_Samples]]) -> Tensor:
+        runs = list(samples())
+        value, coefficients = self._bound(torch.cat([run.log_w for run in runs]), runs[0])
+        if not torch.is_grad_enabled():
+            return value
+        surrogate = sum(run.surrogate(coefficients) for run in runs)
+        return value + (surrogate - surrogate.detach())
+
+    def _in_two_passes(self, samples: Callable[[], Iterator[_Samples]]) -> Tensor:
+        log_w, states = [], [_random_state()]
+        with torch.no_grad():
+            for run in samples():
+                if not log_w:
+                    first = run
+                log_w.append(run.log_w)
+                states.append(_random_state())
+        value, coefficients = self._bound(torch.cat(log_w), first)
+        if not torch.is_grad_enabled():
+            return value
+        gradients: dict[Tensor, Tensor] = {}
+        runs = samples()
+        for state in states[:-1]:
+            _set_random_state(state)
+            surrogate = next(runs).surrogate(coefficients)
+            inputs = leaves(surrogate)
+            # What the first run shares with the others, its graph too, is needed again.
+            found = torch.autograd.grad(surrogate, inputs, retain_graph=True)
+            for leaf, gradient in zip(inputs, found, strict=True):
+                gradients[leaf] = gradients[leaf] + gradient if leaf in gradients else gradient
+        for leaf, gradient in gradients.items():
+            value = value + (gradient * (leaf - leaf.detach())).sum()
+        return value
 
     # Running the model and the guide.
 
+    def _samples(self, structure: _Structure, model, guide, args, kwargs) -> Iterator[_Samples]:
+        """All M K samples, in as many runs of model and guide as these options ask for."""
+        num_samples = self.num_particles * self.K
+        size = 1
+        if self.vectorize_particles:
+            size = num_samples if self._fits else self.chunk_size
+        shared: list[Trace] = []
+        for start in range(0, num_samples, size):
+            rows = slice(start, min(start + size, num_samples))
+            # Not a local variable, which would keep a run's graph during the next one.
+            yield self._run(rows, shared, structure, model, guide, args, kwargs)
+
+    def _run(self, rows, shared: list[Trace], structure, model, guide, args, kwargs) -> _Samples:
+        """
+        :param list shared: Set by the first run: its global sites and subsamples.
+        """
+        plates, nesting = structure.weight_plates, structure.max_plate_nesting
+        handlers = [partial(poutine.replay, trace=trace) for trace in shared]
+        if self.vectorize_particles:
+            handlers.append(ParticlePlate(plates, rows.stop - rows.start, nesting))
+        run_model, run_guide = model, guide
+        for handler in handlers:
+            run_model, run_guide = handler(run_model), handler(run_guide)
+
+        gates = Gates(plates)
+        guide_trace = _guide_trace(guide, gates(run_guide), args, kwargs)
+        samples = _Samples(rows, guide_trace, gates)
+        values, log_q, more_log_p = self._densities(samples)
+        replay = poutine.replay(run_model, trace=with_values(guide_trace, values))
+        model_trace = poutine.trace(replay).get_trace(*args, **kwargs)
+        if WeightPlates.of(model_trace, guide_trace) != plates:
+            raise _NewStructure
+
+        sites = plates.local(model_trace)
+        log_p = [(plates.group(s), local_log_prob(s, s["value"], plates)) for s in sites.values()]
+        samples.set_densities(log_p + more_log_p, log_q, nesting)
+        samples.scale = plates.scale(next(iter(sites.values()))) if sites else 1.0
+        samples.global_term = torch.zeros(())
+        if not shared:
+            samples.global_term = global_elbo(model_trace, guide_trace, plates)
+            shared.append(_shared_sites(model_trace, guide_trace, plates))
+        return samples
+
     def _get_trace(self, model, guide, args, kwargs):
-        guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
-        model_trace = poutine.trace(poutine.replay(model, trace=guide_trace))
-        return model_trace.get_trace(*args, **kwargs), guide_trace
+        guide_trace = _guide_trace(guide, guide, args, kwargs)
+        replay = poutine.replay(model, trace=guide_trace)
+        return poutine.trace(replay).get_trace(*args, **kwargs), guide_trace
 
     def _get_structure(self, model, guide, args, kwargs) -> _Structure:
         known = self._structure
@@ -205,9 +431,11 @@ class PartiallyCollapsedIWELBO(ELBO):
             model_trace, guide_trace = self._get_trace(model, guide, args, kwargs)
         if is_validation_enabled():
             for trace in (model_trace, guide_trace):
-                trace.compute_log_prob()
                 for site in random_sites(trace).values():
-                    check_site_shape(site, max_plate_nesting=math.inf)
+                    check_site_shape(
+                        {**site, "log_prob": log_prob(site, site["value"])},
+                        max_plate_nesting=math.inf,
+                    )
         weight_plates = WeightPlates.of(model_trace, guide_trace)
         refuse_joint_guide(guide_trace, weight_plates)
         nesting = max_plate_nesting((model_trace, guide_trace))
@@ -224,22 +452,7 @@ class PartiallyCollapsedIWELBO(ELBO):
         return self._structure
 
     def __getstate__(self):
-        return {**self.__dict__, "_structure": None}
-
-    def _runs(self, model, guide, structure: _Structure, shared: list[Trace]):
-        """Model and guide for every run: one run with a plate of all samples, or M K without.
-
-        :param list shared: Filled in by the first run, for the others.
-        """
-        num_samples = self.num_particles * self.K
-        if self.vectorize_particles:
-            nesting = structure.max_plate_nesting
-            plate = ParticlePlate(structure.weight_plates, num_samples, nesting)
-            yield plate(model), plate(guide)
-            return
-        yield model, guide
-        for _ in range(1, num_samples):
-            yield poutine.replay(model, trace=shared[0]), poutine.replay(guide, trace=shared[0])
+        return {**self.__dict__, "_structure": None, "_log_weights": None}
 
     @staticmethod
     def _item(loss: Tensor) -> float:
@@ -262,92 +475,99 @@ class DRegIWELBO(PartiallyCollapsedIWELBO):
     expectation, and its signal-to-noise ratio grows like :math:`\sqrt K`. The densities see copies
     of z whose gradient is multiplied by :math:`\tilde w_k` on its way to the sampler; in log q the
     guide's parameters, and global latents that it reads, are held fixed. One forward and one
-    backward pass; a guide in which one local latent depends on another is run once more.
+    backward pass. With K = 1 or ``beta`` = 1 this is the "sticking the landing" gradient of the
+    ordinary ELBO (Roeder et al., 2017).
 
     Source: Tucker et al. (2019); Rudner et al. (2021), eq. 5 and appendix D. Parameters as in
     :class:`PartiallyCollapsedIWELBO`.
 
-    :raises NotImplementedError: Besides the conditions there, for Delta sites, ``pyro.factor`` and
-        ``poutine.scale`` among the guide's local sites, where the formula does not hold.
+    :raises NotImplementedError: Besides the conditions there, if a ``Delta`` or ``pyro.factor``
+        among the guide's local sites depends both on a local draw and on parameters, if a local
+        site's density cannot be evaluated (a flow without an inverse), or if local sites that
+        depend on each other are scaled or masked differently.
     """
 
-    def _densities_at(self, draw: _Draw) -> tuple[dict[str, Tensor], Tensor]:
-        plates, sites = draw.weight_plates, draw.sites
-        leaves = {
-            name: site["value"].detach().requires_grad_()
-            for name, site in sites.items()
-            if site["value"].requires_grad
-        }
+    def _densities(self, samples: _Samples) -> tuple[dict[str, Tensor], Terms, Terms]:
+        if not torch.is_grad_enabled():
+            return super()._densities(samples)
+        plates, sites, gates = samples.weight_plates, samples.sites, samples.gates
+        drawn = {name: sites[name]["value"].detach().requires_grad_() for name in gates.values}
+        # Terms of log q: functions of the draws alone, phi being held fixed, and others.
+        held, free = {}, {}
         for name, site in sites.items():
-            if site["is_observed"]:
-                raise NotImplementedError(
-                    f"The guide observes '{name}' (pyro.factor, perhaps), for which no doubly "
-                    "reparameterised gradient is known; use PartiallyCollapsedIWELBO."
-                )
-        for name in leaves:
-            _check_doubly_reparameterisable(name, sites[name], plates)
-        log_qs = [
-            local_log_prob(site, leaves.get(name, site["value"].detach()), plates)
+            if delta(site["fn"]) is not None or site["is_observed"]:
+                log_q = local_log_prob(site, site["value"], plates)
+                gated, other = reaches((site["value"], log_q), gates)
+                if gated and other:
+                    raise NotImplementedError(_MIXED.format(name=name))
+                (held if gated else free)[name] = log_q
+            else:
+                z = drawn.get(name, site["value"].detach())
+                held[name] = _log_prob_elsewhere(name, site, z, plates)
+        slopes = _slopes(held, drawn, samples)
+
+        copies = {
+            name: samples.copy(name, doubly=tempering(site, plates) if name in held else 0.0)
             for name, site in sites.items()
-        ]
-        log_q = sum((lq.detach() for lq in log_qs), torch.zeros(()))
-        copies = {}
-        for name, slope in _slopes(draw, leaves, log_qs).items():
-            z, event_dim = sites[name]["value"], sites[name]["fn"].event_dim
-            copy = z.view_as(z)
-            copy.register_hook(partial(_weigh_gradient, draw, event_dim))
+            if site["value"].requires_grad and not site["is_observed"]
+        }
+        log_q = [(plates.group(sites[name]), term.detach()) for name, term in held.items()]
+        log_q += [(plates.group(sites[name]), term) for name, term in free.items()]
+        tangents = []
+        for name, slope in slopes.items():
             # log q as a function of z alone, to first order: its value, and d/dz = slope.
-            tangent = sum_rightmost(slope * (copy - z.detach()), event_dim)
-            log_q = log_q + sum_within_weights(tangent, sites[name], plates)
-            copies[name] = copy
-        return copies, log_q
-
-    def _log_mean_weight(self, log_w: Tensor, draws: list[_Draw]) -> Tensor:
-        value = super()._log_mean_weight(log_w.detach(), draws)
-        weights = log_w.detach().softmax(1)
-        per_run = [weights.flatten(0, 1)] if self.vectorize_particles else weights.flatten(0, 1)
-        for draw, draw_weights in zip(draws, per_run, strict=True):
-            draw.weights = draw_weights
-        # Where a weight underflows, log w may be -inf and 0 * log w NaN.
-        surrogate = (weights * log_w.masked_fill(weights == 0, 0.0)).sum(1)
-        return value + (surrogate - surrogate.detach())
+            site = sites[name]
+            tangent = slope * (copies[name] - site["value"].detach())
+            tangent = sum_rightmost(tangent, site["fn"].event_dim)
+            tangents.append((plates.group(site), -sum_within_weights(tangent, site, plates)))
+        return copies, log_q, tangents
 
 
-def _weigh_gradient(draw: _Draw, event_dim: int, gradient: Tensor) -> Tensor:
-    """The second factor w~ of DReG, on the gradient's way from the densities to the sampler."""
-    batch_dim = gradient.dim() - event_dim
-    shape = draw.weights.shape[max(0, draw.weights.dim() - batch_dim) :] + (1,) * event_dim
-    return gradient * draw.weights.reshape(shape)
+_MIXED = (
+    "The guide's local site '{name}' (a Delta or a factor) depends on a local draw and on "
+    "parameters or global draws at once, for which no doubly reparameterised gradient is known; "
+    "sample it from a TransformedDistribution, or use PartiallyCollapsedIWELBO."
+)
 
 
-def _slopes(draw: _Draw, leaves: dict[str, Tensor], log_qs: list[Tensor]) -> dict[str, Tensor]:
-    """d log q / d z at the leaves, with the guide's parameters held fixed."""
-    if not leaves:
+def _log_prob_elsewhere(name: str, site: dict, z: Tensor, plates: WeightPlates) -> Tensor:
+    """log q at a tensor that is not the very one drawn, which some flows remember."""
+    try:
+        return local_log_prob(site, z, plates)
+    except (KeyError, NotImplementedError) as error:
+        raise NotImplementedError(
+            f"The guide's local site '{name}' ({type(site['fn']).__name__}) knows its density only "
+            "where it has just been drawn, as a flow without an inverse does; use a flow that has "
+            "one, or PartiallyCollapsedIWELBO."
+        ) from error
+
+
+def _slopes(held: dict[str, Tensor], drawn: dict[str, Tensor], samples: _Samples):
+    """d log q / d z by site, with the guide's parameters and all other draws held fixed."""
+    total = sum(log_q.sum() for log_q in held.values())
+    if not drawn or not total.requires_grad:
         return {}
-    total = sum(lq.sum() for lq in log_qs)
-    if len(leaves) > 1:
-        # Does a distribution's parameter depend on another draw, as in q(z2 | z1)?
-        drawn = [draw.sites[name]["value"] for name in leaves]
-        through = torch.autograd.grad(total, drawn, retain_graph=True, allow_unused=True)
-        if any(gradient is not None for gradient in through):
-            sites = draw.rerun(leaves).values()
-            total = sum(local_log_prob(s, s["value"], draw.weight_plates).sum() for s in sites)
-    slopes = torch.autograd.grad(
-        total, list(leaves.values()), retain_graph=True, materialize_grads=True
-    )
-    return dict(zip(leaves, slopes, strict=True))
+    gates = samples.gates
+    own = gates.partials(total, list(drawn.values()))
+    through = gates.partials(total, [gates.values[name] for name in drawn])
+    if any(slope is not None for slope in through):
+        # A gradient comes to a site by way of those that depend on it.
+        _refuse_different_scales(
+            {name: samples.sites[name] for name in held}, samples.weight_plates
+        )
+    return {
+        name: sum(slope for slope in slopes if slope is not None)
+        for name, *slopes in zip(drawn, own, through, strict=True)
+        if any(slope is not None for slope in slopes)
+    }
 
 
-def _check_doubly_reparameterisable(name: str, site: dict, weight_plates: WeightPlates) -> None:
-    if isinstance(site["fn"], Delta):
-        raise NotImplementedError(
-            f"The guide's local site '{name}' is a Delta, for which the doubly reparameterised "
-            "gradient does not hold; sample it from a TransformedDistribution, or use "
-            "PartiallyCollapsedIWELBO."
-        )
-    factor = tempering(site, weight_plates)
-    if not (isinstance(factor, float) and factor == 1.0):
-        raise NotImplementedError(
-            f"The guide's local site '{name}' is scaled by poutine.scale, for which no doubly "
-            "reparameterised gradient is known; use PartiallyCollapsedIWELBO."
-        )
+def _refuse_different_scales(sites: dict[str, dict], plates: WeightPlates) -> None:
+    (first, scale), *others = ((name, tempering(s, plates)) for name, s in sites.items())
+    for name, other in others:
+        if not bool(torch.as_tensor(scale == other).all()):
+            raise NotImplementedError(
+                f"The guide's local sites '{first}' and '{name}' depend on each other but are "
+                "scaled differently by poutine.scale, for which no doubly reparameterised gradient "
+                "is known; scale them alike, or use PartiallyCollapsedIWELBO."
+            )

@@ -6,6 +6,7 @@ stands outside them and is drawn once. For one datum n and draw k
 .. math:: \log w_{nk} = \sum_{local} \log p - \sum_{local} \log q
 
 where the plates' subsampling scale N/B is taken out: inside the logarithm of a mean it is wrong.
+A sequential plate (``for n in pyro.plate(...)``) is the same structure with one site per datum.
 """
 
 import math
@@ -13,22 +14,26 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from pyro.distributions import Delta
+from pyro.distributions import Delta, Independent, MaskedDistribution
 from pyro.distributions.util import scale_and_mask
 from pyro.poutine import Trace
 from pyro.poutine.plate_messenger import PlateMessenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
-from torch.distributions import kl_divergence
+from torch.distributions import constraints, kl_divergence
 
 __all__ = [
     "ParticlePlate",
     "WeightPlates",
+    "delta",
     "global_elbo",
+    "is_random",
     "local_log_prob",
+    "log_prob",
     "max_plate_nesting",
     "random_sites",
     "refuse_joint_guide",
+    "shown_elements",
     "sum_within_weights",
     "tempering",
     "with_values",
@@ -39,10 +44,10 @@ _PARTICLES = "_importance_samples"
 
 def random_sites(trace: Trace) -> dict[str, dict]:
     """The sample sites with a density: no subsampling, no ``pyro.deterministic``."""
-    return {name: site for name, site in trace.nodes.items() if _is_random(site)}
+    return {name: site for name, site in trace.nodes.items() if is_random(site)}
 
 
-def _is_random(site: dict) -> bool:
+def is_random(site: dict) -> bool:
     return (
         site["type"] == "sample"
         and not site_is_subsample(site)
@@ -50,12 +55,15 @@ def _is_random(site: dict) -> bool:
     )
 
 
+def delta(fn) -> Delta | None:
+    """The Delta that a distribution is, be it in an ``Independent`` or masked."""
+    while not isinstance(fn, Delta) and hasattr(fn, "base_dist"):
+        fn = fn.base_dist
+    return fn if isinstance(fn, Delta) else None
+
+
 def _plates(site: dict) -> dict:
-    return {
-        frame.name: frame
-        for frame in site["cond_indep_stack"]
-        if frame.vectorized and frame.name != _PARTICLES
-    }
+    return {frame.name: frame for frame in site["cond_indep_stack"] if frame.name != _PARTICLES}
 
 
 @dataclass(frozen=True)
@@ -77,8 +85,8 @@ class WeightPlates:
         :raises ValueError: If no site is observed or a latent site is missing in the guide.
         :raises NotImplementedError: If the plates of observed and local sites have none in common,
             an observed site stands in the guide, a plate inside the weights subsamples, model and
-            guide name a plate differently, a plate is sequential, a site is enumerated, or a guide
-            site is not reparameterised.
+            guide put a site into different plates, a site is enumerated, or a guide site is not
+            reparameterised.
         """
         model_sites, guide_sites = random_sites(model_trace), random_sites(guide_trace)
         observed = {n: s for n, s in model_sites.items() if s["is_observed"]}
@@ -94,13 +102,13 @@ class WeightPlates:
             )
         latent.update({n: s for n, s in guide_sites.items() if n not in model_sites})
         for name, site in {**observed, **latent, **guide_sites}.items():
-            _refuse_unsupported(name, site)
+            _refuse_enumeration(name, site)
         for name, site in guide_sites.items():
             if name in observed:
                 raise NotImplementedError(
-                    f"The model's observed site '{name}' stands in the guide too, as when it "
-                    "runs the model (AutoNormalMessenger and its kin), and its density would "
-                    "cancel. Use AutoNormal, or a guide of latent sites only."
+                    f"The model's observed site '{name}' stands in the guide too, so its density "
+                    "would cancel. Hide it from the guide (poutine.block), as after "
+                    "poutine.condition, or sample it in the model."
                 )
             if not site["is_observed"] and not site["fn"].has_rsample:
                 raise NotImplementedError(
@@ -125,11 +133,18 @@ class WeightPlates:
             )
         found = cls(common, joint=False)
         for name in latent.keys() & model_sites.keys():
-            if found.is_local(model_sites[name]) != found.is_local(guide_sites[name]):
+            model_site, guide_site = model_sites[name], guide_sites[name]
+            if found.is_local(model_site) != found.is_local(guide_site):
                 raise NotImplementedError(
                     f"Site '{name}' stands in plate(s) {sorted(plates[name])} in the model, but in "
-                    f"{sorted(_plates(guide_sites[name]))} in the guide: give the guide's plates "
-                    "the names of the model's."
+                    f"{sorted(_plates(guide_site))} in the guide: give the guide's plates the "
+                    "names of the model's."
+                )
+            if found.group(model_site) != found.group(guide_site):
+                raise NotImplementedError(
+                    f"Site '{name}' stands in iteration {found.group(model_site)} of a sequential "
+                    f"plate in the model, but in {found.group(guide_site)} in the guide: let both "
+                    "go through the plate in one order."
                 )
         for name, site in {**observed, **latent}.items():
             for frame in _plates(site).values():
@@ -152,18 +167,25 @@ class WeightPlates:
             return True
         return bool(self.names) and self.names <= _plates(site).keys()
 
+    def group(self, site: dict) -> tuple:
+        """Which iterations of sequential weight plates a local site stands in, as their counters.
+
+        Sites of one group have a tensor of weights in common: all of them, without such plates.
+        """
+        frames = _plates(site)
+        return tuple(
+            (name, frames[name].counter)
+            for name in sorted(self.names & frames.keys())
+            if not frames[name].vectorized
+        )
+
     def scale(self, site: dict) -> float:
         """N/B of a local site: the product of full_size / size over the weight plates."""
         frames = [frame for name, frame in _plates(site).items() if name in self.names]
         return math.prod(f.full_size / f.size for f in frames if f.full_size is not None)
 
 
-def _refuse_unsupported(name: str, site: dict) -> None:
-    if any(not frame.vectorized for frame in site["cond_indep_stack"]):
-        raise NotImplementedError(
-            f"Site '{name}' stands in a sequential plate; use the vectorised "
-            "`with pyro.plate(...)`."
-        )
+def _refuse_enumeration(name: str, site: dict) -> None:
     if site["infer"].get("enumerate"):
         raise NotImplementedError(
             f"Site '{name}' is enumerated, which importance-weighted ELBOs do not support; remove "
@@ -181,7 +203,7 @@ def refuse_joint_guide(guide_trace: Trace, weight_plates: WeightPlates) -> None:
     :raises NotImplementedError: Names both sites and the remedy.
     """
     local = weight_plates.local(guide_trace)
-    deltas = {name: site for name, site in local.items() if isinstance(site["fn"], Delta)}
+    deltas = {name: site for name, site in local.items() if delta(site["fn"]) is not None}
     size = sum(site["value"].numel() for site in deltas.values())
     for name, site in random_sites(guide_trace).items():
         joint = name not in local and site["infer"].get("is_auxiliary")
@@ -206,7 +228,7 @@ class ParticlePlate(PlateMessenger):
         self.weight_plates = weight_plates
 
     def _process_message(self, msg):
-        if _is_random(msg) and self.weight_plates.is_local(msg):
+        if is_random(msg) and self.weight_plates.is_local(msg):
             super()._process_message(msg)
 
     def _postprocess_message(self, msg):
@@ -220,14 +242,62 @@ def local_log_prob(site: dict, value: Tensor, weight_plates: WeightPlates) -> Te
 
     :returns: [particles, ..., datum], with every plate inside a weight summed to size 1.
     """
-    log_prob = site["fn"].log_prob(value, *site["args"], **site["kwargs"])
-    log_prob = scale_and_mask(log_prob, tempering(site, weight_plates), site["mask"])
-    return sum_within_weights(log_prob, site, weight_plates)
+    result = scale_and_mask(log_prob(site, value), tempering(site, weight_plates), site["mask"])
+    return sum_within_weights(result, site, weight_plates)
+
+
+def log_prob(site: dict, value: Tensor) -> Tensor:
+    """A site's log density, neither scaled nor masked, with a gradient that masks can zero.
+
+    What a mask hides of an observation, NaN perhaps, gives way to a value of the support: its
+    density is multiplied by zero, and in backward 0 * NaN would be NaN.
+    """
+    fn = site["fn"]
+    if site["mask"] is False:
+        return torch.zeros(fn.batch_shape, device=value.device)
+    shown = shown_elements(site) if site["is_observed"] else None
+    if shown is not None:
+        value = value.where(shown, _supported(fn, value))
+    return fn.log_prob(value, *site["args"], **site["kwargs"])
+
+
+def shown_elements(site: dict) -> Tensor | None:
+    """Which elements of a site's value count in its density; None where no tensor masks any."""
+    return _and(_batch_mask(site["mask"], site["fn"].event_dim), _element_mask(site["fn"]))
+
+
+def _element_mask(fn) -> Tensor | None:
+    if isinstance(fn, Independent):
+        return _element_mask(fn.base_dist)
+    if isinstance(fn, MaskedDistribution):
+        return _and(_batch_mask(fn._mask, fn.event_dim), _element_mask(fn.base_dist))
+    return None
+
+
+def _batch_mask(mask: Tensor | bool | None, event_dim: int) -> Tensor | None:
+    return mask.reshape(mask.shape + (1,) * event_dim) if isinstance(mask, Tensor) else None
+
+
+def _and(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return a & b if a is not None and b is not None else a if b is None else b
+
+
+def _supported(fn, value: Tensor) -> Tensor:
+    support = fn.support
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    if support is constraints.real:
+        return torch.zeros_like(value)
+    return fn.sample().to(value)
 
 
 def sum_within_weights(x: Tensor, site: dict, weight_plates: WeightPlates) -> Tensor:
     """Sums over a site's plates that stand inside a weight, keeping their dimensions."""
-    inside = [f.dim for name, f in _plates(site).items() if name not in weight_plates.names]
+    inside = [
+        frame.dim
+        for name, frame in _plates(site).items()
+        if frame.vectorized and name not in weight_plates.names
+    ]
     return x.sum(inside, keepdim=True) if inside else x
 
 
@@ -273,7 +343,8 @@ def global_elbo(model_trace: Trace, guide_trace: Trace, weight_plates: WeightPla
 
 def _closed_form_kl(guide_site: dict, model_site: dict) -> Tensor | None:
     fn = guide_site["fn"]
-    if isinstance(fn, Delta) and bool(torch.as_tensor(fn.log_density != 0).any()):
+    point = delta(fn)
+    if point is not None and bool((point.log_density != 0).any()):
         return None
     one_scale = bool(torch.as_tensor(guide_site["scale"] == model_site["scale"]).all())
     if not one_scale or guide_site["mask"] is not model_site["mask"]:
@@ -287,8 +358,7 @@ def _closed_form_kl(guide_site: dict, model_site: dict) -> Tensor | None:
 
 
 def _log_prob_sum(site: dict) -> Tensor:
-    log_prob = site["fn"].log_prob(site["value"], *site["args"], **site["kwargs"])
-    return scale_and_mask(log_prob, site["scale"], site["mask"]).sum()
+    return scale_and_mask(log_prob(site, site["value"]), site["scale"], site["mask"]).sum()
 
 
 def with_values(trace: Trace, values: dict[str, Tensor]) -> Trace:

@@ -15,7 +15,7 @@ from pyro.optim.lr_scheduler import PyroLRScheduler
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_dgp.infer.particles import random_sites
+from pyro_dgp.infer.particles import log_prob, random_sites
 
 __all__ = ["NonFiniteError", "TrainingHistory", "fit", "minibatches", "paper_optimizer"]
 
@@ -216,7 +216,7 @@ def _non_finite_sites(model, guide, args, kwargs) -> list[str]:
         model_trace = poutine.trace(replay).get_trace(*args, **kwargs)
         for trace in (guide_trace, model_trace):
             for name, site in random_sites(trace).items():
-                log_prob = site["fn"].log_prob(site["value"])
-                if name not in bad and not bool(torch.isfinite(log_prob).all()):
+                finite = torch.isfinite(log_prob(site, site["value"])).all()
+                if name not in bad and not bool(finite):
                     bad.append(name)
     return bad

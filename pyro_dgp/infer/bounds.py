@@ -1,0 +1,126 @@
+r"""From log weights to a bound, and the bound's derivatives by them. Knows no Pyro.
+
+With M sets of K importance weights per datum,
+
+.. math::
+    L = \frac1M \sum_m \Big[ \beta\, \frac1K \sum_k \log w_{mk}
+        + (1 - \beta) \log \frac1K \sum_k w_{mk} \Big],
+
+which is the IWAE bound (:math:`\beta = 0, M = 1`), MIWAE (M > 1), CIWAE (:math:`0 < \beta < 1`) or
+the ordinary ELBO (:math:`\beta = 1` or K = 1). Sources: Burda et al. (2015); Rainforth et al.
+(2018), section 5.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["Bound", "Coefficients", "WeightDiagnostics", "weight_diagnostics"]
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    r"""The weight of every sample in the gradient, [M K, number of data].
+
+    :param torch.Tensor model: :math:`\partial L / \partial \log w`, for all that log p depends on.
+    :param torch.Tensor weights: :math:`\tilde w = w / \sum_k w`, normalised over K.
+    :param float vi_share: :math:`\beta / (M K)`.
+    :param float iw_share: :math:`(1 - \beta) / M`.
+    """
+
+    model: Tensor
+    weights: Tensor
+    vi_share: float
+    iw_share: float
+
+    def guide(self, doubly: Tensor | float = 0.0) -> Tensor:
+        r"""The weight of the gradient that reaches the guide.
+
+        :math:`\partial L / \partial \log w_k` with the ordinary gradient. With the doubly
+        reparameterised one, the score of q, times its :math:`\partial L/\partial\log w_k`, becomes
+        a derivative by z_k of that factor, which leaves
+        :math:`\partial L/\partial\log w_k - \partial^2 L/\partial(\log w_k)^2` for it: from
+        :math:`\tilde w_k` to :math:`\tilde w_k^2`.
+
+        :param doubly: 0 or 1; between them the power to which ``poutine.scale`` raises q.
+        """
+        return self.vi_share + self.iw_share * self.weights * (1 - doubly * (1 - self.weights))
+
+    def factor(self, doubly: Tensor | float) -> Tensor:
+        """What makes of a gradient from log p, which has the weight ``model``, one for the guide.
+
+        Where that is 0 there is no gradient.
+        """
+        return torch.where(self.model == 0, 0.0, self.guide(doubly) / self.model)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Coefficients":
+        """The coefficients of other samples or in another shape."""
+        return replace(self, model=function(self.model), weights=function(self.weights))
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A bound as a function of log weights.
+
+    :param int num_particles: M.
+    :param int K: Weights in a logarithm.
+    :param float beta: Share of the ordinary ELBO.
+    :param bool piwae: The model's target is the bound with one set of M K weights; the guide's is
+        the one with M sets of K. Source: Rainforth et al. (2018), section 5.3.
+    """
+
+    num_particles: int
+    K: int
+    beta: float
+    piwae: bool
+
+    def value(self, log_w: Tensor) -> Tensor:
+        """
+        :param torch.Tensor log_w: [M K, number of data].
+        :returns: [number of data]; of two targets, the model's.
+        """
+        sets = self._sets(log_w)
+        if self.piwae:
+            sets = log_w.unsqueeze(0)
+        value = (1 - self.beta) * (sets.logsumexp(1) - math.log(sets.shape[1])).mean(0)
+        # Not with a factor 0, which makes NaN of the -inf of a weight that is exactly 0.
+        return value + self.beta * log_w.mean(0) if self.beta else value
+
+    def coefficients(self, log_w: Tensor) -> Coefficients:
+        weights = self._sets(log_w).softmax(1).flatten(0, 1)
+        vi_share = self.beta / (self.num_particles * self.K)
+        iw_share = (1 - self.beta) / self.num_particles
+        model = iw_share * weights
+        if self.piwae:
+            # What the guide divides by must not underflow; it is lost in the sum's rounding.
+            floor = torch.where(log_w == -math.inf, 0.0, torch.finfo(log_w.dtype).eps ** 2)
+            model = (1 - self.beta) * log_w.softmax(0).maximum(floor)
+        return Coefficients(vi_share + model, weights, vi_share, iw_share)
+
+    def _sets(self, log_w: Tensor) -> Tensor:
+        return log_w.reshape(self.num_particles, self.K, *log_w.shape[1:])
+
+
+class WeightDiagnostics(NamedTuple):
+    """How unequal the importance weights are, for each of the M sets and each datum.
+
+    :param torch.Tensor effective_sample_size: 1 / sum of squared normalised weights, from 1 (one
+        sample has all the weight) to K (all have the same).
+    :param torch.Tensor largest_weight: The largest normalised weight, from 1/K to 1.
+    """
+
+    effective_sample_size: Tensor
+    largest_weight: Tensor
+
+
+def weight_diagnostics(log_w: Tensor) -> WeightDiagnostics:
+    """
+    :param torch.Tensor log_w: [M, K, ...].
+    :returns: Two tensors [M, ...].
+    """
+    weights = log_w.softmax(1)
+    return WeightDiagnostics(1 / weights.square().sum(1), weights.amax(1))
