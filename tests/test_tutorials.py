@@ -30,3 +30,22 @@ def test_poisson_regression_integrates_the_function():
     torch.testing.assert_close(
         ExpectedPoisson(m, v, offset).expand([2]).log_prob(y), expected.expand(2)
     )
+
+
+def test_importance_weighted_elbos(tmp_path):
+    """What the tutorial says of RenyiELBO and of the two gradients."""
+    tutorial = runpy.run_path(str(TUTORIALS / "importance_weighted_elbos.py"))
+    output = tmp_path / "figure.png"
+    found = tutorial["main"](1000, 60, output)
+    assert output.stat().st_size > 10_000
+    renyi, ours, dreg = found["bounds"]
+    mean, error = zip(*found["bounds"][renyi], strict=True)
+    assert mean[-1] - found["evidence"] > 20 * error[-1]
+    for name in (ours, dreg):
+        for mean, error in found["bounds"][name]:
+            assert mean - found["evidence"] < 4 * error
+    assert found["learned"][renyi] < found["learned"][dreg] - 5
+    assert found["learned"][dreg] > found["best"] - 10
+    assert found["snr"][dreg][-1] > found["snr"][dreg][0] > 10 * found["snr"][ours][-1]
+    gaps = {n: found["hierarchical evidence"] - p[-1][0] for n, p in found["hierarchical"].items()}
+    assert gaps[renyi] > 4 * gaps[ours] > 0

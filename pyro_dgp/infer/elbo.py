@@ -12,7 +12,7 @@ The two classes estimate the same bounds (:mod:`pyro_dgp.infer.bounds`) and diff
 import inspect
 import math
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -45,17 +45,14 @@ from pyro_dgp.infer.particles import (
     max_plate_nesting,
     random_sites,
     refuse_joint_guide,
-    shown_elements,
     sum_within_weights,
     tempering,
     with_values,
 )
-from pyro_dgp.infer.paths import Gates, leaves, reaches, weighted_copy
+from pyro_dgp.infer.paths import Gates, leaves, reaches
+from pyro_dgp.infer.samples import Samples, Terms
 
 __all__ = ["DRegIWELBO", "PartiallyCollapsedIWELBO"]
-
-#: Terms of log w, each with the group of local sites (:meth:`WeightPlates.group`) it belongs to.
-Terms = list[tuple[tuple, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -101,6 +98,15 @@ def _shared_sites(model_trace: Trace, guide_trace: Trace, weight_plates: WeightP
     return shared
 
 
+def _add_gradients(gradients: dict[Tensor, Tensor], scalar: Tensor) -> None:
+    """Adds the derivatives of a scalar by all leaves that it depends on."""
+    inputs = leaves(scalar)
+    # The graph of what the first run shares with the others is needed again.
+    found = torch.autograd.grad(scalar, inputs, retain_graph=True)
+    for leaf, gradient in zip(inputs, found, strict=True):
+        gradients[leaf] = gradients[leaf] + gradient if leaf in gradients else gradient
+
+
 def _random_state() -> dict:
     state = get_rng_state()
     if torch.cuda.is_initialized():
@@ -112,102 +118,6 @@ def _set_random_state(state: dict) -> None:
     set_rng_state(state)
     if "cuda" in state:
         torch.cuda.set_rng_state_all(state["cuda"])
-
-
-class _PathWeights:
-    """What the gradient of a local draw is multiplied by between the densities and the sampler.
-
-    Knows no tensor of the graph that it is hooked into, which could not be freed otherwise.
-    """
-
-    coefficients: Coefficients
-    columns: dict[tuple, tuple[slice, torch.Size]]
-
-    def weigh(self, group: tuple, doubly, event_dim: int, shown, gradient: Tensor) -> Tensor:
-        columns, shape = self.columns[group]
-        batch_dim = gradient.dim() - event_dim
-
-        def like_batch(x: Tensor) -> Tensor:
-            x = x[:, columns].reshape(-1, *shape)
-            return x.reshape(x.shape[max(0, x.dim() - batch_dim) :])
-
-        coefficients = self.coefficients.map(like_batch)
-
-        def weighed(doubly):
-            factor = coefficients.factor(doubly)
-            return gradient * factor.reshape(factor.shape + (1,) * event_dim)
-
-        # A draw that the guide masks has no score that would count.
-        return weighed(doubly) if shown is None else weighed(doubly).where(shown, weighed(0.0))
-
-
-class _Samples:
-    """Some of the M K samples: the draws of one run of the guide, then their densities.
-
-    :param slice rows: Which of the samples.
-    :param torch.Tensor log_p: [samples, number of data], the model's part of log w.
-    :param torch.Tensor log_q: [samples, number of data], the guide's part.
-    :param torch.Tensor global_term: The bound's part outside the logarithms, 0 but once.
-    :param float scale: N/B.
-    """
-
-    log_p: Tensor
-    log_q: Tensor
-    global_term: Tensor
-    scale: float
-
-    def __init__(self, rows: slice, guide_trace: Trace, gates: Gates) -> None:
-        self.rows, self.guide_trace, self.gates = rows, guide_trace, gates
-        self.weight_plates = gates.weight_plates
-        self.sites = self.weight_plates.local(guide_trace)
-        self.path_weights = _PathWeights()
-
-    def copy(self, name: str, doubly: Tensor | float) -> Tensor:
-        """A local draw as the densities see it: its gradient is weighed on its way here."""
-        site = self.sites[name]
-        group, event_dim = self.weight_plates.group(site), site["fn"].event_dim
-        shown = shown_elements(site)
-        if site["mask"] is False:
-            doubly = 0.0
-        weigh = partial(self.path_weights.weigh, group, doubly, event_dim, shown)
-        return weighted_copy(site["value"], weigh)
-
-    def set_densities(self, log_p: Terms, log_q: Terms, nesting: int) -> None:
-        """Sums the terms by group; the groups' data stand side by side."""
-        num_samples = self.rows.stop - self.rows.start
-        sums: list[dict[tuple, Tensor]] = [{}, {}]
-        for total, terms in zip(sums, (log_p, log_q), strict=True):
-            for group, term in terms:
-                term = term.reshape((1,) * (1 + nesting - term.dim()) + term.shape)
-                total[group] = total[group] + term if group in total else term
-        pieces: tuple[list[Tensor], list[Tensor]] = ([], [])
-        self.path_weights.columns, stop = {}, 0
-        for group in sums[0] | sums[1]:
-            p, q = (total.get(group) for total in sums)
-            p, q = q.new_zeros(()) if p is None else p, p.new_zeros(()) if q is None else q
-            shape = torch.broadcast_shapes(p.shape, q.shape)[1:]
-            start, stop = stop, stop + shape.numel()
-            self.path_weights.columns[group] = slice(start, stop), shape
-            for piece, x in zip(pieces, (p, q), strict=True):
-                piece.append(x.expand(num_samples, *shape).reshape(num_samples, -1))
-        empty = torch.zeros(num_samples, 0)
-        self.log_p, self.log_q = (torch.cat(piece or [empty], 1) for piece in pieces)
-
-    @property
-    def log_w(self) -> Tensor:
-        return (self.log_p - self.log_q).detach()
-
-    def surrogate(self, coefficients: Coefficients) -> Tensor:
-        """A scalar with the bound's gradient, as far as it comes through these samples."""
-        coefficients = self.path_weights.coefficients = coefficients.map(lambda x: x[self.rows])
-        local: Tensor | float = 0.0
-        for weight, log_density in (
-            (coefficients.model, self.log_p),
-            (-coefficients.guide(), self.log_q),
-        ):
-            # Where a weight underflows, log w may be -inf and 0 * log w NaN.
-            local = local + (weight * log_density.masked_fill(weight == 0, 0.0)).sum()
-        return self.scale * local + self.global_term
 
 
 class PartiallyCollapsedIWELBO(ELBO):
@@ -231,9 +141,9 @@ class PartiallyCollapsedIWELBO(ELBO):
     :param float beta: Share of the ordinary ELBO in the bound, from 0 to 1 (CIWAE).
     :param bool piwae: The guide has the gradient of this bound, everything else that of the bound
         with one set of M K samples, which ``loss`` reports (PIWAE).
-    :param int chunk_size: Samples to hold in memory at once. The estimate and its gradient are
-        the same; the samples are drawn twice, the first time for their weights alone, from the same
-        state of the random number generators. None for all M K samples.
+    :param int chunk_size: Samples to hold in memory at once; None for all M K. The gradient is
+        exact: samples are drawn twice from one state of the random number generators, for their
+        weights and then for their gradient, which costs a forward pass more.
     :param max_plate_nesting: Dimensions to leave to the model's plates; found by a run of the model
         and guide unless given. Give it where plates nest more deeply in some calls than in others.
     :param bool vectorize_particles: Draw samples in one run of model and guide, as a dimension to
@@ -285,14 +195,19 @@ class PartiallyCollapsedIWELBO(ELBO):
         :raises NotImplementedError: If the structure of model and guide, or a guide distribution,
             is not supported; the message names the site and a way out.
         """
-        structure = self._get_structure(model, guide, args, kwargs)
-        estimate = self._in_one_pass if self._fits else self._in_two_passes
-        try:
-            return -estimate(partial(self._samples, structure, model, guide, args, kwargs))
-        except _NewStructure:
-            # The sites' plates depend on the arguments: look at them afresh.
-            self._structure = None
-            return self.differentiable_loss(model, guide, *args, **kwargs)
+        for _ in range(2):
+            structure = self._get_structure(model, guide, args, kwargs)
+            run = partial(self._run, structure, model, guide, args, kwargs)
+            try:
+                return -self._estimate(run)
+            except _NewStructure:
+                # The sites' plates depend on the arguments: look at them afresh.
+                self._structure = None
+        raise NotImplementedError(
+            "The plates of the model's or the guide's sites differ between two runs with the same "
+            "arguments, so the importance weights have no fixed plates: let each site stand in the "
+            "same plates in every run."
+        )
 
     def weight_diagnostics(self) -> WeightDiagnostics:
         """How unequal the importance weights of the last evaluation were.
@@ -307,7 +222,7 @@ class PartiallyCollapsedIWELBO(ELBO):
 
     # How the bound is differentiated: what subclasses change.
 
-    def _densities(self, samples: _Samples) -> tuple[dict[str, Tensor], Terms, Terms]:
+    def _densities(self, samples: Samples) -> tuple[dict[str, Tensor], Terms, Terms]:
         """How log w depends on the local draws.
 
         :returns: The values that densities see where they are not the drawn ones; the terms of
@@ -323,72 +238,65 @@ class PartiallyCollapsedIWELBO(ELBO):
 
     # From samples to the bound.
 
-    @property
-    def _fits(self) -> bool:
-        """Whether all M K samples are held at once."""
-        return self.chunk_size is None or self.chunk_size >= self.num_particles * self.K
+    def _estimate(self, run: Callable[[slice, list[Trace]], Samples]) -> Tensor:
+        """The bound, as a scalar whose derivative is the gradient estimate.
 
-    def _bound(self, log_w: Tensor, samples: _Samples) -> tuple[Tensor, Coefficients]:
-        """The bound's value, and the weight of every sample in its gradient.
-
-        :param torch.Tensor log_w: [M K, number of data].
+        :param run: Draws the given ones of the M K samples; what they all have in common is in the
+            list, once the first run has put it there.
         """
-        columns = samples.path_weights.columns
-        shape = next(iter(columns.values()))[1] if len(columns) == 1 else log_w.shape[1:]
-        self._log_weights = log_w.reshape(self.num_particles, self.K, *shape)
-        bound = Bound(self.num_particles, self.K, self.beta, self.piwae)
-        value = samples.scale * bound.value(log_w).sum() + samples.global_term.detach()
-        return value, bound.coefficients(log_w)
+        first, *others = self._chunks()
+        shared: list[Trace] = []
+        samples = [run(first, shared)]
+        if self.chunk_size is None or not others or not torch.is_grad_enabled():
+            samples += [run(rows, shared) for rows in others]
+            value, coefficients = self._bound(samples[0], [s.log_w for s in samples])
+            if not torch.is_grad_enabled():
+                return value
+            surrogate = sum(s.surrogate(coefficients) for s in samples)
+            return value + (surrogate - surrogate.detach())
 
-    def _in_one_pass(self, samples: Callable[[], Iterator[_Samples]]) -> Tensor:
-        runs = list(samples())
-        value, coefficients = self._bound(torch.cat([run.log_w for run in runs]), runs[0])
-        if not torch.is_grad_enabled():
-            return value
-        surrogate = sum(run.surrogate(coefficients) for run in runs)
-        return value + (surrogate - surrogate.detach())
-
-    def _in_two_passes(self, samples: Callable[[], Iterator[_Samples]]) -> Tensor:
-        log_w, states = [], [_random_state()]
+        # For the others' weights alone, at first, and for their gradient when these are known.
+        log_w, states = [samples[0].log_w], []
         with torch.no_grad():
-            for run in samples():
-                if not log_w:
-                    first = run
-                log_w.append(run.log_w)
+            for rows in others:
                 states.append(_random_state())
-        value, coefficients = self._bound(torch.cat(log_w), first)
-        if not torch.is_grad_enabled():
-            return value
+                log_w.append(run(rows, shared).log_w)
+        value, coefficients = self._bound(samples[0], log_w)
         gradients: dict[Tensor, Tensor] = {}
-        runs = samples()
-        for state in states[:-1]:
+        # None of a chunk's samples, which hold its graph, may be alive when the next are drawn.
+        _add_gradients(gradients, samples.pop().surrogate(coefficients))
+        for rows, state in zip(others, states, strict=True):
             _set_random_state(state)
-            surrogate = next(runs).surrogate(coefficients)
-            inputs = leaves(surrogate)
-            # What the first run shares with the others, its graph too, is needed again.
-            found = torch.autograd.grad(surrogate, inputs, retain_graph=True)
-            for leaf, gradient in zip(inputs, found, strict=True):
-                gradients[leaf] = gradients[leaf] + gradient if leaf in gradients else gradient
+            _add_gradients(gradients, run(rows, shared).surrogate(coefficients))
         for leaf, gradient in gradients.items():
             value = value + (gradient * (leaf - leaf.detach())).sum()
         return value
 
+    def _chunks(self) -> list[slice]:
+        """The M K samples by runs of model and guide."""
+        total = self.num_particles * self.K
+        size = min(self.chunk_size or total, total) if self.vectorize_particles else 1
+        return [slice(start, min(start + size, total)) for start in range(0, total, size)]
+
+    def _bound(self, samples: Samples, log_w: list[Tensor]) -> tuple[Tensor, Coefficients]:
+        """The bound's value, and the weight of every sample in its gradient.
+
+        :param Samples samples: The first ones, which have the term outside the logarithms.
+        :param list log_w: Of all M K samples, [samples, number of data] each.
+        """
+        log_weights = torch.cat(log_w)
+        columns = samples.path_weights.columns
+        shape = next(iter(columns.values()))[1] if len(columns) == 1 else log_weights.shape[1:]
+        self._log_weights = log_weights.reshape(self.num_particles, self.K, *shape)
+        bound = Bound(self.num_particles, self.K, self.beta, self.piwae)
+        value = samples.scale * bound.value(log_weights).sum() + samples.global_term.detach()
+        return value, bound.coefficients(log_weights)
+
     # Running the model and the guide.
 
-    def _samples(self, structure: _Structure, model, guide, args, kwargs) -> Iterator[_Samples]:
-        """All M K samples, in as many runs of model and guide as these options ask for."""
-        num_samples = self.num_particles * self.K
-        size = 1
-        if self.vectorize_particles:
-            size = num_samples if self._fits else self.chunk_size
-        shared: list[Trace] = []
-        for start in range(0, num_samples, size):
-            rows = slice(start, min(start + size, num_samples))
-            # Not a local variable, which would keep a run's graph during the next one.
-            yield self._run(rows, shared, structure, model, guide, args, kwargs)
+    def _run(self, structure, model, guide, args, kwargs, rows, shared: list[Trace]) -> Samples:
+        """Draws some of the M K samples and evaluates their densities.
 
-    def _run(self, rows, shared: list[Trace], structure, model, guide, args, kwargs) -> _Samples:
-        """
         :param list shared: Set by the first run: its global sites and subsamples.
         """
         plates, nesting = structure.weight_plates, structure.max_plate_nesting
@@ -401,7 +309,7 @@ class PartiallyCollapsedIWELBO(ELBO):
 
         gates = Gates(plates)
         guide_trace = _guide_trace(guide, gates(run_guide), args, kwargs)
-        samples = _Samples(rows, guide_trace, gates)
+        samples = Samples(rows, guide_trace, gates)
         values, log_q, more_log_p = self._densities(samples)
         replay = poutine.replay(run_model, trace=with_values(guide_trace, values))
         model_trace = poutine.trace(replay).get_trace(*args, **kwargs)
@@ -487,7 +395,7 @@ class DRegIWELBO(PartiallyCollapsedIWELBO):
         depend on each other are scaled or masked differently.
     """
 
-    def _densities(self, samples: _Samples) -> tuple[dict[str, Tensor], Terms, Terms]:
+    def _densities(self, samples: Samples) -> tuple[dict[str, Tensor], Terms, Terms]:
         if not torch.is_grad_enabled():
             return super()._densities(samples)
         plates, sites, gates = samples.weight_plates, samples.sites, samples.gates
@@ -542,7 +450,7 @@ def _log_prob_elsewhere(name: str, site: dict, z: Tensor, plates: WeightPlates) 
         ) from error
 
 
-def _slopes(held: dict[str, Tensor], drawn: dict[str, Tensor], samples: _Samples):
+def _slopes(held: dict[str, Tensor], drawn: dict[str, Tensor], samples: Samples):
     """d log q / d z by site, with the guide's parameters and all other draws held fixed."""
     total = sum(log_q.sum() for log_q in held.values())
     if not drawn or not total.requires_grad:

@@ -132,6 +132,139 @@ def test_elbo_module():
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_chunks_are_the_whole(monkeypatch, estimator):
+    """With noise that is drawn row by row, so that chunks do not change it."""
+
+    def by_rows(shape, dtype, device):
+        if len(shape) < 2:
+            return torch.randn(shape, dtype=dtype, device=device)
+        return torch.stack(
+            [torch.randn(shape[1:], dtype=dtype, device=device) for _ in range(shape[0])]
+        )
+
+    monkeypatch.setattr(torch.distributions.normal, "_standard_normal", by_rows)
+    case = with_global(2)
+    results = []
+    for chunk_size in (None, 3, 1, 100):
+        parameters = case.setup()
+        loss = estimator(K=5, num_particles=2, chunk_size=chunk_size)
+        loss.loss(case.model, case.guide, Y)
+        pyro.set_rng_seed(2)
+        value = loss.loss_and_grads(case.model, case.guide, Y)
+        results.append((value, {name: p.grad for name, p in parameters.items()}))
+    for other in results[1:]:
+        torch.testing.assert_close(other, results[0], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_chunks_do_not_keep_their_graphs(estimator):
+    """At most two runs of the model are alive: the first, and the one that is drawn."""
+    alive, most = weakref.WeakSet(), []
+
+    def model(y):
+        with pyro.plate("data", len(y)):
+            z = pyro.sample("z", dist.Normal(pyro.param("theta", torch.tensor(0.3)), 1.0))
+            activation = z.exp()
+            alive.add(activation)
+            most.append(len(alive))
+            pyro.sample("y", dist.Normal(activation, 1.0), obs=y)
+
+    loss = estimator(K=20, chunk_size=1)
+    loss.loss_and_grads(model, vae().guide, Y)
+    assert len(most) >= 39
+    assert max(most) <= 2
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_weight_diagnostics(estimator):
+    case = vae()
+    loss = estimator(K=7, num_particles=3)
+    with pytest.raises(RuntimeError, match="evaluate the loss first"):
+        loss.weight_diagnostics()
+    loss.loss_and_grads(case.model, case.guide, Y)
+    ess, largest = loss.weight_diagnostics()
+    assert ess.shape == largest.shape == (3, 4)
+    assert not ess.requires_grad
+    assert (ess >= 1).all()
+    assert (ess < 7).all()
+    assert (largest > 1 / 7).all()
+    assert (largest <= 1).all()
+    case = CASES["sequential and vectorised"]()
+    loss.loss(case.model, case.guide, *case.args)
+    assert loss.weight_diagnostics().largest_weight.shape == (3, 4)
+    case = CASES["AutoDelta"]()
+    loss.loss(case.model, case.guide, *case.args)
+    torch.testing.assert_close(
+        loss.weight_diagnostics().effective_sample_size, torch.full((3, 4), 7.0)
+    )
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_local_parameters_of_modules(estimator):
+    """ELBOModule with parameters outside the param store; two models do not share them."""
+
+    class Model(pyro.nn.PyroModule):
+        def forward(self, y):
+            with pyro.plate("data", len(y)):
+                z = pyro.sample("z", dist.Normal(0.0, 1.0))
+                pyro.sample("y", dist.Normal(z, 1.0), obs=y)
+
+    class Guide(pyro.nn.PyroModule):
+        def __init__(self, a):
+            super().__init__()
+            self.a = pyro.nn.PyroParam(torch.tensor(a))
+            self.c = pyro.nn.PyroParam(torch.tensor(0.7), dist.constraints.positive)
+
+        def forward(self, y):
+            with pyro.plate("data", len(y)):
+                pyro.sample("z", dist.Normal(self.a * y, self.c))
+
+    with pyro.settings.context(module_local_params=True):
+        modules = [estimator(K=5, chunk_size=2)(Model(), Guide(a)) for a in (0.1, 0.9)]
+        optim = torch.optim.Adam(modules[0].parameters(), lr=0.05)
+        for _ in range(200):
+            optim.zero_grad()
+            modules[0](Y).backward()
+            optim.step()
+        assert len(pyro.get_param_store()) == 0
+        assert modules[1].guide.a.item() == 0.9
+        # The posterior is N(y / 2, 1 / 2).
+        assert modules[0].guide.a.item() == pytest.approx(0.5, abs=0.1)
+        assert modules[0].guide.c.item() == pytest.approx(0.5**0.5, abs=0.1)
+
+
+@pytest.mark.parametrize("name", ["plate", "three levels", "missing, poutine.mask", "annealed"])
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_float32(estimator, name):
+    torch.set_default_dtype(torch.float32)
+    case = CASES[name]()
+    case.args = tuple(x.float() for x in case.args)
+    parameters = case.setup()
+    value = estimator(K=3, chunk_size=2).loss_and_grads(case.model, case.guide, *case.args)
+    assert math.isfinite(value)
+    assert all(p.dtype == torch.float32 for p in parameters.values())
+    assert all(p.grad.isfinite().all() for p in parameters.values())
+
+
+def test_a_delta_in_an_independent_is_a_delta():
+    """A point estimate gets the whole gradient, not the one of a draw."""
+
+    def model():
+        with pyro.plate("data", 3):
+            z = pyro.sample("z", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+            pyro.sample("y", dist.Normal(z.sum(-1), 1.0), obs=torch.ones(3))
+
+    def guide():
+        loc = pyro.param("loc", torch.full((3, 2), 0.2))
+        with pyro.plate("data", 3):
+            pyro.sample("z", dist.Delta(loc).to_event(1))
+
+    DRegIWELBO(K=4).loss_and_grads(model, guide)
+    # d/dz of -z^2/2 - (1 - z1 - z2)^2/2
+    torch.testing.assert_close(pyro.param("loc").grad, torch.full((3, 2), -(1 - 0.4 - 0.2)))
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("vectorize", [False, True])
 def test_observations_in_two_plates_beside_global_latents_only(estimator, vectorize):
     def model():
@@ -390,6 +523,137 @@ def test_a_joint_autoguide_over_the_global_latents_is_fine():
     ]
     assert values[1].mean() - values[0].mean() > 4 * (values[0].var() / 300).sqrt()
     assert math.isfinite(DRegIWELBO(K=3).loss_and_grads(local_and_global, guide, Y))
+
+
+@pytest.mark.parametrize("kind", ["Delta", "factor"])
+def test_dreg_refuses_a_map_of_a_draw_with_parameters(kind):
+    """Its gradient would need one weight for the draw and another one for the parameter."""
+    case = vae()
+
+    def guide(y):
+        stretch = pyro.param("stretch", torch.tensor(1.5))
+        with pyro.plate("data", len(y)):
+            name = "u" if kind == "Delta" else "z"
+            u = pyro.sample(
+                name, dist.Normal(y * pyro.param("a", torch.tensor(0.5)), 1.0),
+                infer={"is_auxiliary": kind == "Delta"},
+            )  # fmt: skip
+            if kind == "Delta":
+                log_density = -stretch.log().expand_as(u)
+                pyro.sample("z", dist.Delta(stretch * u, log_density=log_density))
+            else:
+                pyro.factor("w", stretch * u, has_rsample=True)
+
+    assert math.isfinite(PartiallyCollapsedIWELBO(K=3).loss_and_grads(case.model, guide, Y))
+    site = "z" if kind == "Delta" else "w"
+    with pytest.raises(NotImplementedError, match=f"local site '{site}' .*TransformedDistribution"):
+        DRegIWELBO(K=3).loss_and_grads(case.model, guide, Y)
+
+
+def test_dreg_refuses_a_flow_without_an_inverse():
+    def model():
+        with pyro.plate("data", 3):
+            z = pyro.sample("z", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+            pyro.sample("y", dist.Normal(z.sum(-1), 1.0), obs=torch.ones(3))
+
+    planar = dist.transforms.planar(2)
+
+    def guide():
+        pyro.module("planar", planar)
+        with pyro.plate("data", 3):
+            base = dist.Normal(torch.zeros(3, 2), 1.0).to_event(1)
+            pyro.sample("z", dist.TransformedDistribution(base, [planar]))
+
+    assert math.isfinite(PartiallyCollapsedIWELBO(K=3).loss_and_grads(model, guide))
+    with pytest.raises(NotImplementedError, match=r"'z' .* flow without an inverse"):
+        DRegIWELBO(K=3).loss_and_grads(model, guide)
+
+
+def test_dreg_refuses_dependent_draws_of_different_scales():
+    case = CASES["hierarchical guide"]()
+
+    def guide(y):
+        with pyro.plate("data", len(y)):
+            with poutine.scale(scale=0.5):
+                z1 = pyro.sample("z1", dist.Normal(pyro.param("a", torch.tensor(0.3)) * y, 1.0))
+            pyro.sample("z2", dist.Normal(z1, 1.0))
+
+    assert math.isfinite(
+        PartiallyCollapsedIWELBO(K=3).loss_and_grads(case.model, guide, *case.args)
+    )
+    with pytest.raises(NotImplementedError, match="'z1' and 'z2' depend on each other"):
+        DRegIWELBO(K=3).loss_and_grads(case.model, guide, *case.args)
+
+
+def test_refuses_a_site_that_is_conditioned_on_and_still_drawn():
+    case = CASES["hierarchical guide"]()
+    model = poutine.condition(case.model, data={"z1": torch.zeros(2)})
+    with pytest.raises(NotImplementedError, match="observed site 'z1' stands in the guide too"):
+        DRegIWELBO(K=3).loss(model, case.guide, *case.args)
+    fine = poutine.block(case.guide, hide=["z1"])
+    assert math.isfinite(DRegIWELBO(K=3).loss_and_grads(model, fine, *case.args))
+
+
+def test_refuses_crossing_plates():
+    def sites(observe):
+        rows, columns = pyro.plate("rows", 3, dim=-2), pyro.plate("columns", 2, dim=-1)
+        with rows:
+            pyro.sample("a", dist.Normal(0.0, 1.0))
+        with columns:
+            pyro.sample("b", dist.Normal(0.0, 1.0))
+        if observe:
+            with rows, columns:
+                pyro.sample("y", dist.Normal(0.0, 1.0), obs=torch.zeros(3, 2))
+
+    with pytest.raises(
+        NotImplementedError, match="'b' and the local latent site 'a' have no plate"
+    ):
+        DRegIWELBO(K=2).loss(lambda: sites(True), lambda: sites(False))
+
+
+def test_refuses_sequential_plates_in_different_orders():
+    def sites(order, observe):
+        for i, n in zip(pyro.plate("data", 3), order, strict=True):
+            z = pyro.sample(f"z{n}", dist.Normal(float(i), 1.0))
+            if observe:
+                pyro.sample(f"y{n}", dist.Normal(z, 1.0), obs=torch.zeros(()))
+
+    with pytest.raises(NotImplementedError, match=r"'z\d' stands in iteration .* one order"):
+        DRegIWELBO(K=2).loss(lambda: sites((0, 1, 2), True), lambda: sites((2, 1, 0), False))
+
+
+def test_refuses_plates_that_change_from_run_to_run():
+    runs = [0]
+
+    def sites(observe):
+        runs[0] += 1
+        with pyro.plate("a" if runs[0] % 4 < 2 else "b", 3):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            if observe:
+                pyro.sample("y", dist.Normal(z, 1.0), obs=torch.zeros(3))
+
+    def model():
+        runs[0] -= 1  # in the plate of the guide's run
+        sites(True)
+        runs[0] += 1
+
+    with pytest.raises(NotImplementedError, match="differ between two runs"):
+        DRegIWELBO(K=2).loss(model, lambda: sites(False))
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"beta": -0.1}, "beta must be between 0 and 1"),
+        ({"beta": 1.5}, "beta must be between 0 and 1"),
+        ({"beta": math.nan}, "beta must be between 0 and 1"),
+        ({"chunk_size": 0}, "chunk_size must be at least 1"),
+        ({"chunk_size": 2.5}, "chunk_size must be an integer"),
+    ],
+)
+def test_bad_options(option, message):
+    with pytest.raises(ValueError, match=message):
+        DRegIWELBO(K=2, **option)
 
 
 def test_refuses_plated_latents_beside_observations_without_a_plate():

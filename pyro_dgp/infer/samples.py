@@ -1,0 +1,112 @@
+"""Some of the M K samples of every datum: what a run of the guide and one of the model give."""
+
+from functools import partial
+
+import torch
+from pyro.poutine import Trace
+from torch import Tensor
+
+from pyro_dgp.infer.bounds import Coefficients
+from pyro_dgp.infer.particles import shown_elements
+from pyro_dgp.infer.paths import Gates, weighted_copy
+
+__all__ = ["Samples", "Terms"]
+
+#: Terms of log w, each with the group of local sites (:meth:`WeightPlates.group`) it belongs to.
+Terms = list[tuple[tuple, Tensor]]
+
+
+class _PathWeights:
+    """What the gradient of a local draw is multiplied by between the densities and the sampler.
+
+    Knows no tensor of the graph that it is hooked into, which could not be freed otherwise.
+    """
+
+    coefficients: Coefficients
+    columns: dict[tuple, tuple[slice, torch.Size]]
+
+    def weigh(self, group: tuple, doubly, event_dim: int, shown, gradient: Tensor) -> Tensor:
+        columns, shape = self.columns[group]
+        batch_dim = gradient.dim() - event_dim
+
+        def like_batch(x: Tensor) -> Tensor:
+            x = x[:, columns].reshape(-1, *shape)
+            return x.reshape(x.shape[max(0, x.dim() - batch_dim) :])
+
+        coefficients = self.coefficients.map(like_batch)
+
+        def weighed(doubly):
+            factor = coefficients.factor(doubly)
+            return gradient * factor.reshape(factor.shape + (1,) * event_dim)
+
+        # A draw that the guide masks has no score that would count.
+        return weighed(doubly) if shown is None else weighed(doubly).where(shown, weighed(0.0))
+
+
+class Samples:
+    """Some of the M K samples: the draws of one run of the guide, then their densities.
+
+    :param slice rows: Which of the samples.
+    :param torch.Tensor log_p: [samples, number of data], the model's part of log w.
+    :param torch.Tensor log_q: [samples, number of data], the guide's part.
+    :param torch.Tensor global_term: The bound's part outside the logarithms, 0 but once.
+    :param float scale: N/B.
+    """
+
+    log_p: Tensor
+    log_q: Tensor
+    global_term: Tensor
+    scale: float
+
+    def __init__(self, rows: slice, guide_trace: Trace, gates: Gates) -> None:
+        self.rows, self.guide_trace, self.gates = rows, guide_trace, gates
+        self.weight_plates = gates.weight_plates
+        self.sites = self.weight_plates.local(guide_trace)
+        self.path_weights = _PathWeights()
+
+    def copy(self, name: str, doubly: Tensor | float) -> Tensor:
+        """A local draw as the densities see it: its gradient is weighed on its way here."""
+        site = self.sites[name]
+        group, event_dim = self.weight_plates.group(site), site["fn"].event_dim
+        shown = shown_elements(site)
+        if site["mask"] is False:
+            doubly = 0.0
+        weigh = partial(self.path_weights.weigh, group, doubly, event_dim, shown)
+        return weighted_copy(site["value"], weigh)
+
+    def set_densities(self, log_p: Terms, log_q: Terms, nesting: int) -> None:
+        """Sums the terms by group; the groups' data stand side by side."""
+        num_samples = self.rows.stop - self.rows.start
+        sums: list[dict[tuple, Tensor]] = [{}, {}]
+        for total, terms in zip(sums, (log_p, log_q), strict=True):
+            for group, term in terms:
+                term = term.reshape((1,) * (1 + nesting - term.dim()) + term.shape)
+                total[group] = total[group] + term if group in total else term
+        pieces: tuple[list[Tensor], list[Tensor]] = ([], [])
+        self.path_weights.columns, stop = {}, 0
+        for group in sums[0] | sums[1]:
+            p, q = (total.get(group) for total in sums)
+            p, q = q.new_zeros(()) if p is None else p, p.new_zeros(()) if q is None else q
+            shape = torch.broadcast_shapes(p.shape, q.shape)[1:]
+            start, stop = stop, stop + shape.numel()
+            self.path_weights.columns[group] = slice(start, stop), shape
+            for piece, x in zip(pieces, (p, q), strict=True):
+                piece.append(x.expand(num_samples, *shape).reshape(num_samples, -1))
+        empty = torch.zeros(num_samples, 0)
+        self.log_p, self.log_q = (torch.cat(piece or [empty], 1) for piece in pieces)
+
+    @property
+    def log_w(self) -> Tensor:
+        return (self.log_p - self.log_q).detach()
+
+    def surrogate(self, coefficients: Coefficients) -> Tensor:
+        """A scalar with the bound's gradient, as far as it comes through these samples."""
+        coefficients = self.path_weights.coefficients = coefficients.map(lambda x: x[self.rows])
+        local: Tensor | float = 0.0
+        for weight, log_density in (
+            (coefficients.model, self.log_p),
+            (-coefficients.guide(), self.log_q),
+        ):
+            # Where a weight underflows, log w may be -inf and 0 * log w NaN.
+            local = local + (weight * log_density.masked_fill(weight == 0, 0.0)).sum()
+        return self.scale * local + self.global_term

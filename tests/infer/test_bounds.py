@@ -1,0 +1,62 @@
+import math
+
+import pytest
+import torch
+
+from pyro_dgp.infer.bounds import Bound, weight_diagnostics
+
+LOG_W = torch.tensor([0.3, -1.0, 2.0, 0.5, -0.2, 1.1], dtype=torch.float64)
+LOG_W = torch.stack([LOG_W, LOG_W.flip(0) * 1.5], 1)  # [M K, number of data]
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize(("M", "K"), [(1, 6), (2, 3), (6, 1)])
+def test_value_by_its_formula(M, K, beta):
+    log_w = LOG_W.reshape(M, K, -1)
+    expected = 0.0
+    for m in range(M):
+        iw = (log_w[m].exp().sum(0) / K).log()
+        expected = expected + (beta * log_w[m].mean(0) + (1 - beta) * iw) / M
+    torch.testing.assert_close(Bound(M, K, beta, False).value(LOG_W), expected)
+
+
+@pytest.mark.parametrize("piwae", [False, True])
+@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize(("M", "K"), [(1, 6), (2, 3), (6, 1)])
+def test_coefficients_are_derivatives(M, K, beta, piwae):
+    def derivative(bound):
+        return torch.autograd.functional.jacobian(lambda w: bound.value(w).sum(), LOG_W)
+
+    coefficients = Bound(M, K, beta, piwae).coefficients(LOG_W)
+    apart = Bound(M, K, beta, False)
+    model = Bound(1, M * K, beta, False) if piwae else apart
+    torch.testing.assert_close(coefficients.model, derivative(model))
+    torch.testing.assert_close(coefficients.guide(), derivative(apart))
+    # The doubly reparameterised weight: the first derivative less the second.
+    hessian = torch.autograd.functional.hessian(lambda w: apart.value(w).sum(), LOG_W)
+    second = torch.einsum("knkn->kn", hessian)
+    torch.testing.assert_close(coefficients.guide(1.0), derivative(apart) - second)
+    torch.testing.assert_close(coefficients.guide(0.4), derivative(apart) - 0.4 * second)
+    torch.testing.assert_close(
+        coefficients.factor(1.0) * coefficients.model, coefficients.guide(1.0)
+    )
+
+
+def test_a_weight_that_is_zero():
+    log_w = torch.tensor([[0.0], [-math.inf]])
+    for piwae in (False, True):
+        bound = Bound(1, 2, 0.0, piwae)
+        assert bound.value(log_w).item() == pytest.approx(-math.log(2))
+        coefficients = bound.coefficients(log_w)
+        torch.testing.assert_close(coefficients.model, torch.tensor([[1.0], [0.0]]))
+        torch.testing.assert_close(coefficients.factor(1.0), torch.tensor([[1.0], [0.0]]))
+
+
+def test_diagnostics():
+    """Of K weights of which j are alike and the others 0, the effective sample size is j."""
+    log_w = torch.full((2, 4, 3), -math.inf)
+    for n, j in enumerate((1, 2, 4)):
+        log_w[:, :j, n] = 5.0
+    ess, largest = weight_diagnostics(log_w)
+    torch.testing.assert_close(ess, torch.tensor([1.0, 2.0, 4.0]).expand(2, 3))
+    torch.testing.assert_close(largest, torch.tensor([1.0, 0.5, 0.25]).expand(2, 3))
