@@ -1,12 +1,15 @@
-"""The command line: ``pyro-dgp demo`` and ``pyro-dgp train``."""
+"""The command line: ``pyro-dgp demo``, ``pyro-dgp train`` and ``pyro-dgp snr``."""
 
 import argparse
 import sys
 from pathlib import Path
 
+import torch
+
 from pyro_dgp import __version__
+from pyro_dgp._files import write_json
 from pyro_dgp.experiments import datasets
-from pyro_dgp.experiments.runs import LOSSES, RunConfig, run, write_json
+from pyro_dgp.experiments.runs import LOSSES, RunConfig, run
 
 __all__ = ["main"]
 
@@ -34,17 +37,24 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _demo(args: argparse.Namespace) -> int:
-    figures = None
-    if not args.no_figure:
-        # Before training, so that a missing Matplotlib is known at once.
-        from pyro_dgp.experiments import figures
+    figures = None if args.no_figure else _figures()
+    return _run(args, _demo_config(args), Path(args.output) / "demo.json", figures)
 
-        try:
-            figures._pyplot()
-        except ImportError as error:
-            print(f"{error} Going on without the figure.", file=sys.stderr)
-            figures = None
-    config = RunConfig(
+
+def _figures():
+    """The module that draws, or None without Matplotlib. Before long work, so that it is known."""
+    from pyro_dgp.experiments import figures
+
+    try:
+        figures._pyplot()
+    except ImportError as error:
+        print(f"{error} Going on without the figure.", file=sys.stderr)
+        return None
+    return figures
+
+
+def _demo_config(args: argparse.Namespace) -> RunConfig:
+    return RunConfig(
         "demo",
         seed=args.seed,
         K=args.K,
@@ -60,7 +70,56 @@ def _demo(args: argparse.Namespace) -> int:
         dtype=args.dtype,
         num_test_samples=2000,
     )
-    return _run(args, config, Path(args.output) / "demo.json", figures)
+
+
+def _snr(args: argparse.Namespace) -> int:
+    from pyro_dgp.experiments import paper
+
+    folder = Path(args.output)
+    _check_folder(folder)
+    figures = None if args.no_figure else _figures()
+    config = _demo_config(args)
+    _, dgp = run(config, progress=not args.quiet)
+    data = datasets.load("demo", 0)
+    like = dgp.layers[-1].Xu
+    X = torch.as_tensor(data.X_train[:1]).to(like)
+    y = torch.as_tensor(data.y_train[:1]).to(like)
+    sweep = paper.snr_against_K(
+        dgp, X, y, args.samples, args.draws, seed=config.seed or 0, progress=not args.quiet
+    )
+    path = folder / "snr.json"
+    sweep.save(path)
+    print("estimator       K      SNR   +-       debiased")
+    for p in sweep.select(group="encoder"):
+        print(f"{p.estimator:<10} {p.K:>6} {p.snr:>8.4f} {p.snr_error:.4f} {p.debiased:>10.4f}")
+    for name in paper.ESTIMATORS:
+        print(sweep.advice(estimator=name, group="encoder"))
+        try:
+            slope, error = sweep.slope(estimator=name, group="encoder")
+            print(f"{name}: SNR ~ K^({slope:.2f} +- {error:.2f})")
+        except ValueError as error:
+            print(f"{name}: {error}")
+    print(f"points               {path}")
+    if figures is not None:
+        parameters = sorted({p.group for p in sweep.points} - {"encoder"})[:4]
+        some = [args.samples[0], args.samples[len(args.samples) // 2], args.samples[-1]]
+        draws = paper.gradient_draws(
+            dgp, X, y, sorted(set(some)), 10 * args.draws, config.seed or 0, not args.quiet
+        )
+        for name, figure in (
+            ("figure1", figures.snr_figure(sweep, parameters)),
+            ("figure2", figures.histogram_figure(draws)),
+            ("figure8", figures.histogram_figure(draws, common_axis=False)),
+        ):
+            image = folder / f"{name}.png"
+            figure.savefig(image, dpi=120)
+            print(f"{name:<20} {image}")
+    return 0
+
+
+def _check_folder(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--output {folder} is a file; name a folder.")
 
 
 def _train(args: argparse.Namespace) -> int:
@@ -85,8 +144,7 @@ def _train(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, config: RunConfig, path: Path, figures) -> int:
-    if path.parent.exists() and not path.parent.is_dir():
-        raise ValueError(f"--output {path.parent} is a file; name a folder.")
+    _check_folder(path.parent)
     record, dgp = run(config, progress=not args.quiet)
     write_json(record, path)
     label = "bound (VI)" if config.loss == "vi" else f"bound (K={config.K})"
@@ -154,6 +212,28 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--device", default="cpu", help="torch device (default cpu)")
     train.add_argument("--test-samples", type=int, default=10_000, help="default 10000")
     _common(train, layers=2, K=50, steps=3000, lr=0.005)
+
+    snr = commands.add_parser(
+        "snr",
+        help="signal-to-noise ratios of the encoder's gradient on the demo data",
+        description="Trains a model on the demo data and estimates, for one datum, the "
+        "signal-to-noise ratio of the encoder's gradient against K, under the ordinary gradient "
+        "(REG) and the doubly reparameterised one (DReG); prints a table with the fitted orders "
+        "and draws the paper's Figures 1, 2 and 8.",
+        epilog="example: pyro-dgp snr --samples 1 10 100 1000 --draws 1000",
+    )
+    snr.set_defaults(command=_snr)
+    snr.add_argument("--no-figure", action="store_true", help="draw nothing")
+    snr.add_argument("--draws", type=int, default=1000, help="gradients per estimate (1000)")
+    snr.add_argument(
+        "--samples",
+        type=int,
+        nargs="+",
+        metavar="K",
+        default=[1, 5, *range(10, 101, 10)],
+        help="importance samples to profile (default 1 5 10 20 ... 100)",
+    )
+    _common(snr, layers=2, K=10, steps=1500, lr=0.05)
     return parser
 
 

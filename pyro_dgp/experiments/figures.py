@@ -1,13 +1,18 @@
 """Drawing only: functions that take results and return a Matplotlib figure."""
 
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from pyro_dgp.experiments.datasets import Split
 from pyro_dgp.gp import LatentDGP
+from pyro_dgp.infer import SNRSweep
 
-__all__ = ["demo_figure"]
+__all__ = ["demo_figure", "histogram_figure", "snr_figure"]
 
 
 def _pyplot():
@@ -65,4 +70,74 @@ def demo_figure(dgp: LatentDGP, data: Split, num_samples: int = 2000):
     axes[2].set(
         title="p(y | x), and the data within 0.1 of x", xlabel="y", ylabel="density", ylim=(0, None)
     )
+    return figure
+
+
+def snr_figure(sweep: SNRSweep, groups: Sequence[str]):
+    """Figure 1: SNR against K for some parameters, REG and DReG on twin axes.
+
+    :param SNRSweep sweep: Of the estimators "REG" and "DReG".
+    :param groups: Names of groups in the sweep, one line each.
+    :returns: A Matplotlib figure.
+    """
+    plt = _pyplot()
+    figure, left = plt.subplots(figsize=(6, 4), layout="constrained")
+    right = left.twinx()
+    markers = "osd^vx*"
+    for axis, name, color in ((left, "REG", "tab:blue"), (right, "DReG", "tab:red")):
+        for group, marker in zip(groups, itertools.cycle(markers)):
+            points = sorted(sweep.select(estimator=name, group=group), key=lambda p: p.K)
+            K, snr = [p.K for p in points], [p.snr for p in points]
+            error = [1.96 * p.snr_error for p in points]
+            axis.errorbar(
+                K, snr, error, color=color, marker=marker, ms=4, lw=1, label=f"{name}, {group}"
+            )
+        axis.set_ylabel(f"SNR, {name}", color=color)
+        axis.tick_params(axis="y", labelcolor=color)
+        axis.set_ylim(bottom=0)
+    floor = math.sqrt(2 / (math.pi * sweep.points[0].num_draws))
+    left.axhline(floor, color="0.5", ls=":", lw=1, label="floor (no signal)")
+    left.set(xlabel="importance samples K", title="Encoder's signal-to-noise ratio")
+    handles = [h for axis in (left, right) for h in axis.get_legend_handles_labels()[0]]
+    left.legend(handles=handles, fontsize=7, loc="center right")
+    return figure
+
+
+def histogram_figure(draws: Mapping[str, Mapping[int, Tensor]], common_axis: bool = True):
+    """Figures 2 and 8: histograms of one parameter's gradient, with zero and the mean marked.
+
+    :param draws: Gradients [num_draws] by estimator and K.
+    :param bool common_axis: All of an estimator on one axis (Figure 2), or each on its own
+        (Figure 8).
+    :returns: A Matplotlib figure.
+    """
+    plt = _pyplot()
+    columns = len(next(iter(draws.values())))
+    figure, axes = plt.subplots(
+        len(draws), columns, figsize=(3.4 * columns, 2.6 * len(draws)), squeeze=False,
+        sharex="row" if common_axis else False, layout="constrained",
+    )  # fmt: skip
+    for row, (estimator, by_K) in zip(axes, draws.items(), strict=True):
+        values = torch.cat([v.flatten() for v in by_K.values()]).cpu()
+        # Tails are long, and the bulk is what there is to see.
+        everything = torch.quantile(values[:1_000_000], torch.tensor([0.005, 0.995]).to(values))
+        for axis, (K, gradients) in zip(row, by_K.items(), strict=True):
+            g = gradients.cpu()
+            mean, std = g.mean().item(), g.std().item()
+            if common_axis:
+                low, high = everything.tolist()
+            else:
+                low, high = mean - 4 * std, mean + 4 * std
+            axis.hist(
+                g.numpy(), bins=80, range=(low, high), density=True, color="tab:blue", alpha=0.5
+            )
+            grid = np.linspace(low, high, 400)
+            normal = np.exp(-0.5 * ((grid - mean) / std) ** 2) / (std * math.sqrt(2 * math.pi))
+            axis.plot(grid, normal, color="black", lw=1)
+            axis.axvline(0.0, color="0.4", ls=":", lw=1)
+            axis.axvline(mean, color="tab:red", lw=1)
+            axis.set_title(f"{estimator}, K = {K}: SNR {abs(mean) / std:.3f}", fontsize=9)
+            axis.set_yticks([])
+    for axis in axes[-1]:
+        axis.set_xlabel("gradient")
     return figure

@@ -1,11 +1,7 @@
 """One training run: a configuration in, a JSON record out."""
 
-import json
-import os
 import platform
-import tempfile
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 
 import numpy as np
 import pyro
@@ -20,7 +16,7 @@ from pyro_dgp.gp.conditional import whitened_kl
 from pyro_dgp.infer import DRegIWELBO, PartiallyCollapsedIWELBO, TrainingHistory, fit
 from pyro_dgp.infer.training import paper_optimizer
 
-__all__ = ["LOSSES", "RunConfig", "run", "write_json"]
+__all__ = ["LOSSES", "RunConfig", "run"]
 
 LOSSES = ("dreg", "reg", "vi")
 
@@ -189,17 +185,3 @@ def _thinned(history: TrainingHistory, window: int = 100) -> dict[str, list]:
         "step": [start + len(w) for start, w in zip(starts, windows, strict=True)],
         "loss": [float(np.mean(w)) for w in windows],
     }
-
-
-def write_json(record: dict, path: Path) -> None:
-    """Writes a record so that a file of that name is always whole; makes its folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w") as file:
-            json.dump(record, file, indent=1)
-            file.write("\n")
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from numbers import Real
 
 import pyro.poutine as poutine
 import torch
@@ -24,32 +25,29 @@ from pyro.infer.util import is_validation_enabled, torch_backward
 from pyro.poutine import Trace
 from pyro.poutine.guide import GuideMessenger
 from pyro.poutine.util import site_is_subsample
-from pyro.util import (
-    check_model_guide_match,
-    check_site_shape,
-    get_rng_state,
-    set_rng_state,
-    warn_if_nan,
-)
+from pyro.util import check_model_guide_match, check_site_shape, warn_if_nan
 from torch import Tensor
 
 from pyro_dgp._checks import check_integer
 from pyro_dgp.infer.bounds import Bound, Coefficients, WeightDiagnostics, weight_diagnostics
+from pyro_dgp.infer.dependence import marked_draws, refuse_dependence
 from pyro_dgp.infer.particles import (
     ParticlePlate,
     WeightPlates,
     delta,
     global_elbo,
+    is_collision,
     local_log_prob,
     log_prob,
     max_plate_nesting,
     random_sites,
-    refuse_joint_guide,
+    same_mask,
     sum_within_weights,
     tempering,
     with_values,
 )
 from pyro_dgp.infer.paths import Gates, leaves, reaches
+from pyro_dgp.infer.random_state import random_state, set_random_state
 from pyro_dgp.infer.samples import Samples, Terms
 
 __all__ = ["DRegIWELBO", "PartiallyCollapsedIWELBO"]
@@ -71,9 +69,10 @@ class _NewStructure(Exception):
 
 def _weak(function: Callable) -> Callable[[], Callable | None]:
     """A reference that does not keep a model alive."""
-    if inspect.ismethod(function):
-        return weakref.WeakMethod(function)
-    return weakref.ref(function)
+    try:
+        return weakref.WeakMethod(function) if inspect.ismethod(function) else weakref.ref(function)
+    except TypeError:  # a callable with __slots__
+        return lambda: function
 
 
 def _guide_trace(guide, handled, args, kwargs) -> Trace:
@@ -87,6 +86,10 @@ def _guide_trace(guide, handled, args, kwargs) -> Trace:
     return trace
 
 
+def _check_shape(site: dict, log_density: Tensor) -> None:
+    check_site_shape({**site, "log_prob": log_density}, max_plate_nesting=math.inf)
+
+
 def _shared_sites(model_trace: Trace, guide_trace: Trace, weight_plates: WeightPlates) -> Trace:
     """What further draws have in common with these ones: global sites and subsamples."""
     shared = guide_trace.copy()
@@ -98,26 +101,28 @@ def _shared_sites(model_trace: Trace, guide_trace: Trace, weight_plates: WeightP
     return shared
 
 
+class _WithGradients(torch.autograd.Function):
+    """A value whose derivatives by some tensors are known."""
+
+    @staticmethod
+    def forward(ctx, value, gradients, *tensors):
+        ctx.gradients = gradients
+        return value
+
+    @staticmethod
+    def backward(ctx, by_value):
+        return None, None, *(by_value * gradient for gradient in ctx.gradients)
+
+
 def _add_gradients(gradients: dict[Tensor, Tensor], scalar: Tensor) -> None:
     """Adds the derivatives of a scalar by all leaves that it depends on."""
     inputs = leaves(scalar)
+    if not inputs:
+        return
     # The graph of what the first run shares with the others is needed again.
     found = torch.autograd.grad(scalar, inputs, retain_graph=True)
     for leaf, gradient in zip(inputs, found, strict=True):
         gradients[leaf] = gradients[leaf] + gradient if leaf in gradients else gradient
-
-
-def _random_state() -> dict:
-    state = get_rng_state()
-    if torch.cuda.is_initialized():
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    return state
-
-
-def _set_random_state(state: dict) -> None:
-    set_rng_state(state)
-    if "cuda" in state:
-        torch.cuda.set_rng_state_all(state["cuda"])
 
 
 class PartiallyCollapsedIWELBO(ELBO):
@@ -126,7 +131,9 @@ class PartiallyCollapsedIWELBO(ELBO):
     Latent sites in the data plate (or, without any plate, all of them) are drawn K times and enter
     the importance weights; those outside are drawn once and enter through their KL, in closed form
     where Pyro has one. Every datum has a weight of its own, and a minibatch's N/B stands outside
-    the logarithm, so the bound under subsampling has the full data's bound as its expectation. What
+    the logarithm, so the bound under subsampling has the full data's bound as its expectation.
+    ``poutine.scale`` stands inside: it tempers densities, as annealing does. (To scale the loss,
+    multiply the loss.) What
     is "partially collapsed" is up to the model: a site whose ``log_prob`` integrates something
     out, as :class:`~pyro_dgp.gp.GaussianLikelihood` does, is used as it is.
 
@@ -139,11 +146,12 @@ class PartiallyCollapsedIWELBO(ELBO):
     :param int num_particles: M, independent estimates of the bound to average (MIWAE). Global sites
         share one draw over all M K samples.
     :param float beta: Share of the ordinary ELBO in the bound, from 0 to 1 (CIWAE).
-    :param bool piwae: The guide has the gradient of this bound, everything else that of the bound
-        with one set of M K samples, which ``loss`` reports (PIWAE).
+    :param bool piwae: The guide has the gradient of this bound, the model that of the bound with
+        one set of M K samples, which ``loss`` reports (PIWAE). A parameter of both has the sum.
     :param int chunk_size: Samples to hold in memory at once; None for all M K. The gradient is
         exact: samples are drawn twice from one state of the random number generators, for their
-        weights and then for their gradient, which costs a forward pass more.
+        weights and then for their gradient, which costs a forward pass more. Hooks on parameters
+        see the gradient of each chunk before that of the whole.
     :param max_plate_nesting: Dimensions to leave to the model's plates; found by a run of the model
         and guide unless given. Give it where plates nest more deeply in some calls than in others.
     :param bool vectorize_particles: Draw samples in one run of model and guide, as a dimension to
@@ -168,7 +176,7 @@ class PartiallyCollapsedIWELBO(ELBO):
         num_particles = check_integer("num_particles", num_particles, 1)
         super().__init__(num_particles=num_particles, retain_graph=retain_graph)
         self.K = check_integer("K", K, 1)
-        if not 0 <= beta <= 1:
+        if not isinstance(beta, Real) or not 0 <= beta <= 1:
             raise ValueError(f"beta must be between 0 and 1, but it is {beta}.")
         self.beta, self.piwae = float(beta), piwae
         self.chunk_size = None if chunk_size is None else check_integer("chunk_size", chunk_size, 1)
@@ -202,6 +210,11 @@ class PartiallyCollapsedIWELBO(ELBO):
                 return -self._estimate(run)
             except _NewStructure:
                 # The sites' plates depend on the arguments: look at them afresh.
+                self._structure = None
+            except ValueError as error:
+                # So they do, if they now reach into the dimension of the samples.
+                if not is_collision(error):
+                    raise
                 self._structure = None
         raise NotImplementedError(
             "The plates of the model's or the guide's sites differ between two runs with the same "
@@ -259,18 +272,16 @@ class PartiallyCollapsedIWELBO(ELBO):
         log_w, states = [samples[0].log_w], []
         with torch.no_grad():
             for rows in others:
-                states.append(_random_state())
+                states.append(random_state())
                 log_w.append(run(rows, shared).log_w)
         value, coefficients = self._bound(samples[0], log_w)
         gradients: dict[Tensor, Tensor] = {}
         # None of a chunk's samples, which hold its graph, may be alive when the next are drawn.
         _add_gradients(gradients, samples.pop().surrogate(coefficients))
         for rows, state in zip(others, states, strict=True):
-            _set_random_state(state)
+            set_random_state(state)
             _add_gradients(gradients, run(rows, shared).surrogate(coefficients))
-        for leaf, gradient in gradients.items():
-            value = value + (gradient * (leaf - leaf.detach())).sum()
-        return value
+        return _WithGradients.apply(value, tuple(gradients.values()), *gradients)
 
     def _chunks(self) -> list[slice]:
         """The M K samples by runs of model and guide."""
@@ -335,17 +346,19 @@ class PartiallyCollapsedIWELBO(ELBO):
         known = self._structure
         if known is not None and known.model() == model and known.guide() == guide:
             return known
-        with poutine.block(), torch.no_grad():
-            model_trace, guide_trace = self._get_trace(model, guide, args, kwargs)
+        with poutine.block(), torch.enable_grad():
+            with marked_draws():
+                guide_trace = _guide_trace(guide, guide, args, kwargs)
+            replay = poutine.replay(model, trace=guide_trace)
+            model_trace = poutine.trace(replay).get_trace(*args, **kwargs)
         if is_validation_enabled():
-            for trace in (model_trace, guide_trace):
-                for site in random_sites(trace).values():
-                    check_site_shape(
-                        {**site, "log_prob": log_prob(site, site["value"])},
-                        max_plate_nesting=math.inf,
-                    )
+            for site in random_sites(guide_trace).values():
+                _check_shape(site, torch.empty(site["fn"].batch_shape))
+            for site in random_sites(model_trace).values():
+                _check_shape(site, log_prob(site, site["value"]))
         weight_plates = WeightPlates.of(model_trace, guide_trace)
-        refuse_joint_guide(guide_trace, weight_plates)
+        piwae = self.piwae and self.num_particles > 1
+        refuse_dependence(model_trace, guide_trace, weight_plates, piwae)
         nesting = max_plate_nesting((model_trace, guide_trace))
         if self.max_plate_nesting < nesting:
             raise ValueError(
@@ -399,6 +412,7 @@ class DRegIWELBO(PartiallyCollapsedIWELBO):
         if not torch.is_grad_enabled():
             return super()._densities(samples)
         plates, sites, gates = samples.weight_plates, samples.sites, samples.gates
+        hidden_is_unused = _check_scales_and_masks(samples)
         drawn = {name: sites[name]["value"].detach().requires_grad_() for name in gates.values}
         # Terms of log q: functions of the draws alone, phi being held fixed, and others.
         held, free = {}, {}
@@ -409,19 +423,26 @@ class DRegIWELBO(PartiallyCollapsedIWELBO):
                 if gated and other:
                     raise NotImplementedError(_MIXED.format(name=name))
                 (held if gated else free)[name] = log_q
-            else:
-                z = drawn.get(name, site["value"].detach())
-                held[name] = _log_prob_elsewhere(name, site, z, plates)
-        slopes = _slopes(held, drawn, samples)
+            elif name in drawn:
+                held[name] = _log_prob_elsewhere(name, site, drawn[name], plates)
+        slopes = _slopes(held, drawn, gates)
 
         copies = {
-            name: samples.copy(name, doubly=tempering(site, plates) if name in held else 0.0)
+            name: samples.copy(
+                name, tempering(site, plates) if name in held else 0.0, hidden_is_unused
+            )
             for name, site in sites.items()
             if site["value"].requires_grad and not site["is_observed"]
         }
-        log_q = [(plates.group(sites[name]), term.detach()) for name, term in held.items()]
-        log_q += [(plates.group(sites[name]), term) for name, term in free.items()]
-        tangents = []
+        log_q, tangents = [], []
+        for name, site in sites.items():
+            if name in free:
+                log_q.append((plates.group(site), free[name]))
+                continue
+            with torch.no_grad():
+                # At the draw itself, where a flow remembers its density, with its graph.
+                value = local_log_prob(site, site["value"], plates).detach()
+            log_q.append((plates.group(site), value))
         for name, slope in slopes.items():
             # log q as a function of z alone, to first order: its value, and d/dz = slope.
             site = sites[name]
@@ -450,32 +471,56 @@ def _log_prob_elsewhere(name: str, site: dict, z: Tensor, plates: WeightPlates) 
         ) from error
 
 
-def _slopes(held: dict[str, Tensor], drawn: dict[str, Tensor], samples: Samples):
+def _slopes(held: dict[str, Tensor], drawn: dict[str, Tensor], gates: Gates) -> dict[str, Tensor]:
     """d log q / d z by site, with the guide's parameters and all other draws held fixed."""
     total = sum(log_q.sum() for log_q in held.values())
     if not drawn or not total.requires_grad:
         return {}
-    gates = samples.gates
     own = gates.partials(total, list(drawn.values()))
     through = gates.partials(total, [gates.values[name] for name in drawn])
-    if any(slope is not None for slope in through):
-        # A gradient comes to a site by way of those that depend on it.
-        _refuse_different_scales(
-            {name: samples.sites[name] for name in held}, samples.weight_plates
-        )
-    return {
+    slopes = {
         name: sum(slope for slope in slopes if slope is not None)
         for name, *slopes in zip(drawn, own, through, strict=True)
         if any(slope is not None for slope in slopes)
     }
-
-
-def _refuse_different_scales(sites: dict[str, dict], plates: WeightPlates) -> None:
-    (first, scale), *others = ((name, tempering(s, plates)) for name, s in sites.items())
-    for name, other in others:
-        if not bool(torch.as_tensor(scale == other).all()):
-            raise NotImplementedError(
-                f"The guide's local sites '{first}' and '{name}' depend on each other but are "
-                "scaled differently by poutine.scale, for which no doubly reparameterised gradient "
-                "is known; scale them alike, or use PartiallyCollapsedIWELBO."
+    for name, slope in slopes.items():
+        if not bool(slope.isfinite().all()) and bool(drawn[name].isfinite().all()):
+            raise ValueError(
+                f"The derivative of log q by the guide's local site '{name}' is not finite: a "
+                "draw lies on the edge of the support, as far as the dtype tells (a saturated "
+                "transform, perhaps). Use float64, or PartiallyCollapsedIWELBO."
             )
+    return slopes
+
+
+def _check_scales_and_masks(samples: Samples) -> bool:
+    """Whether local draws that depend on each other are masked differently.
+
+    A gradient comes to a draw by way of those that depend on it, with the weight of these.
+
+    :raises NotImplementedError: If they are scaled differently, or a scale is to be learned.
+    """
+    plates, sites = samples.weight_plates, samples.sites
+    scales = {name: tempering(site, plates) for name, site in sites.items()}
+    for name, scale in scales.items():
+        if isinstance(scale, Tensor) and scale.requires_grad:
+            raise NotImplementedError(
+                f"The guide's local site '{name}' is scaled by a tensor with a gradient, for which "
+                "no doubly reparameterised one is known; detach the scale, or use "
+                "PartiallyCollapsedIWELBO."
+            )
+    first = next(iter(sites), None)
+    one_scale = all(bool(torch.as_tensor(s == scales[first]).all()) for s in scales.values())
+    one_mask = all(same_mask(site, sites[first]) for site in sites.values())
+    if one_scale and one_mask:
+        return False
+    values = (site["value"] for site in sites.values())
+    if not reaches(values, samples.gates)[0]:
+        return False
+    if not one_scale:
+        raise NotImplementedError(
+            f"The guide's local sites {sorted(sites)} depend on each other but are scaled "
+            "differently by poutine.scale, for which no doubly reparameterised gradient is known; "
+            "scale them alike, or use PartiallyCollapsedIWELBO."
+        )
+    return True

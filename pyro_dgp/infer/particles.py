@@ -27,12 +27,13 @@ __all__ = [
     "WeightPlates",
     "delta",
     "global_elbo",
+    "is_collision",
     "is_random",
     "local_log_prob",
     "log_prob",
     "max_plate_nesting",
     "random_sites",
-    "refuse_joint_guide",
+    "same_mask",
     "shown_elements",
     "sum_within_weights",
     "tempering",
@@ -168,13 +169,14 @@ class WeightPlates:
         return bool(self.names) and self.names <= _plates(site).keys()
 
     def group(self, site: dict) -> tuple:
-        """Which iterations of sequential weight plates a local site stands in, as their counters.
+        """Which iterations of sequential weight plates a local site stands in.
 
         Sites of one group have a tensor of weights in common: all of them, without such plates.
         """
         frames = _plates(site)
         return tuple(
-            (name, frames[name].counter)
+            # The counter goes on where a plate is gone through again.
+            (name, (frames[name].counter - 1) % frames[name].size)
             for name in sorted(self.names & frames.keys())
             if not frames[name].vectorized
         )
@@ -191,28 +193,6 @@ def _refuse_enumeration(name: str, site: dict) -> None:
             f"Site '{name}' is enumerated, which importance-weighted ELBOs do not support; remove "
             "config_enumerate and marginalise the site by hand, or use TraceEnum_ELBO."
         )
-
-
-def refuse_joint_guide(guide_trace: Trace, weight_plates: WeightPlates) -> None:
-    """Refuses local latents that hide in an auxiliary site outside the plates.
-
-    AutoDiagonalNormal and its kin draw all latents at once and hand them out as Deltas: drawn once,
-    they would give K equal weights. By its size such a site holds at least the local latents.
-
-    :param guide_trace: A run of the guide without importance samples.
-    :raises NotImplementedError: Names both sites and the remedy.
-    """
-    local = weight_plates.local(guide_trace)
-    deltas = {name: site for name, site in local.items() if delta(site["fn"]) is not None}
-    size = sum(site["value"].numel() for site in deltas.values())
-    for name, site in random_sites(guide_trace).items():
-        joint = name not in local and site["infer"].get("is_auxiliary")
-        if deltas and joint and site["value"].numel() >= size:
-            raise NotImplementedError(
-                f"The guide draws the local latent site '{next(iter(deltas))}' as a part of "
-                f"'{name}', outside its plate, so it cannot be drawn K times. Use AutoNormal, or a "
-                "guide that samples it inside the plate."
-            )
 
 
 class ParticlePlate(PlateMessenger):
@@ -233,6 +213,11 @@ class ParticlePlate(PlateMessenger):
 
     def _postprocess_message(self, msg):
         pass
+
+
+def is_collision(error: ValueError) -> bool:
+    """Whether a plate of the model has reached into the dimension of the samples."""
+    return _PARTICLES in str(error) and "collide" in str(error)
 
 
 def local_log_prob(site: dict, value: Tensor, weight_plates: WeightPlates) -> Tensor:
@@ -262,19 +247,31 @@ def log_prob(site: dict, value: Tensor) -> Tensor:
 
 
 def shown_elements(site: dict) -> Tensor | None:
-    """Which elements of a site's value count in its density; None where no tensor masks any."""
-    return _and(_batch_mask(site["mask"], site["fn"].event_dim), _element_mask(site["fn"]))
+    """Which elements of a site's value count in its density; None where all do."""
+    fn, device = site["fn"], site["value"].device
+    return _and(_batch_mask(site["mask"], fn.event_dim, device), _element_mask(fn, device))
 
 
-def _element_mask(fn) -> Tensor | None:
+def same_mask(one: dict, other: dict) -> bool:
+    """Whether two sites are masked alike."""
+    a, b = shown_elements(one), shown_elements(other)
+    if a is None or b is None:
+        return a is b
+    return a.shape == b.shape and torch.equal(a, b)
+
+
+def _element_mask(fn, device) -> Tensor | None:
     if isinstance(fn, Independent):
-        return _element_mask(fn.base_dist)
+        return _element_mask(fn.base_dist, device)
     if isinstance(fn, MaskedDistribution):
-        return _and(_batch_mask(fn._mask, fn.event_dim), _element_mask(fn.base_dist))
+        own = _batch_mask(fn._mask, fn.event_dim, device)
+        return _and(own, _element_mask(fn.base_dist, device))
     return None
 
 
-def _batch_mask(mask: Tensor | bool | None, event_dim: int) -> Tensor | None:
+def _batch_mask(mask: Tensor | bool | None, event_dim: int, device) -> Tensor | None:
+    if mask is False:
+        return torch.tensor(False, device=device)
     return mask.reshape(mask.shape + (1,) * event_dim) if isinstance(mask, Tensor) else None
 
 
@@ -283,12 +280,15 @@ def _and(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 
 
 def _supported(fn, value: Tensor) -> Tensor:
-    support = fn.support
-    while isinstance(support, constraints.independent):
-        support = support.base_constraint
-    if support is constraints.real:
-        return torch.zeros_like(value)
-    return fn.sample().to(value)
+    try:
+        support = fn.support
+        while isinstance(support, constraints.independent):
+            support = support.base_constraint
+        if support is not constraints.real:
+            return fn.sample().to(value)
+    except NotImplementedError:  # A distribution of the user's that does not tell.
+        pass
+    return torch.zeros_like(value)
 
 
 def sum_within_weights(x: Tensor, site: dict, weight_plates: WeightPlates) -> Tensor:
@@ -346,6 +346,8 @@ def _closed_form_kl(guide_site: dict, model_site: dict) -> Tensor | None:
     point = delta(fn)
     if point is not None and bool((point.log_density != 0).any()):
         return None
+    if _is_masked(fn) or _is_masked(model_site["fn"]):
+        return None
     one_scale = bool(torch.as_tensor(guide_site["scale"] == model_site["scale"]).all())
     if not one_scale or guide_site["mask"] is not model_site["mask"]:
         return None
@@ -355,6 +357,12 @@ def _closed_form_kl(guide_site: dict, model_site: dict) -> Tensor | None:
         return None
     kl = scale_and_mask(kl, guide_site["scale"], guide_site["mask"])
     return kl.sum() if isinstance(kl, Tensor) else kl * math.prod(fn.batch_shape)
+
+
+def _is_masked(fn) -> bool:
+    while hasattr(fn, "base_dist") and not isinstance(fn, MaskedDistribution):
+        fn = fn.base_dist
+    return isinstance(fn, MaskedDistribution)
 
 
 def _log_prob_sum(site: dict) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pyro_dgp.infer.particles import WeightPlates, delta, is_random
 
-__all__ = ["Gates", "leaves", "reaches", "weighted_copy"]
+__all__ = ["Gates", "leaves", "nodes", "reaches", "weighted_copy"]
 
 
 class Gates(Messenger):
@@ -74,7 +74,7 @@ def reaches(tensors: Iterable[Tensor], gates: Gates) -> tuple[bool, bool]:
     """Whether tensors depend on gated draws, and whether on anything else that has a gradient."""
     doors = {value.grad_fn for value in gates.values.values()}
     gated = other = False
-    for node in _nodes(tensors, doors):
+    for node in nodes(tensors, doors):
         gated |= node in doors
         other |= hasattr(node, "variable")
     return gated, other
@@ -82,10 +82,10 @@ def reaches(tensors: Iterable[Tensor], gates: Gates) -> tuple[bool, bool]:
 
 def leaves(tensor: Tensor) -> list[Tensor]:
     """The leaf tensors, parameters for the most part, that a tensor's gradient reaches."""
-    return [node.variable for node in _nodes([tensor], ()) if hasattr(node, "variable")]
+    return [node.variable for node in nodes([tensor], ()) if hasattr(node, "variable")]
 
 
-def _nodes(tensors: Iterable[Tensor], ends: Iterable) -> Iterator:
+def nodes(tensors: Iterable[Tensor], ends: Iterable) -> Iterator:
     """The nodes of an autograd graph, no further than ``ends``."""
     todo = [_node(tensor) for tensor in tensors if tensor.requires_grad]
     seen = set()
@@ -101,4 +101,5 @@ def _nodes(tensors: Iterable[Tensor], ends: Iterable) -> Iterator:
 
 def _node(tensor: Tensor):
     # A leaf has no grad_fn; its accumulator stands one step behind that of a view.
-    return tensor.grad_fn or tensor.view_as(tensor).grad_fn.next_functions[0][0]
+    with torch.enable_grad():
+        return tensor.grad_fn or tensor.view_as(tensor).grad_fn.next_functions[0][0]

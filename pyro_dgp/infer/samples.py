@@ -1,6 +1,7 @@
 """Some of the M K samples of every datum: what a run of the guide and one of the model give."""
 
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from pyro.poutine import Trace
@@ -25,9 +26,9 @@ class _PathWeights:
     coefficients: Coefficients
     columns: dict[tuple, tuple[slice, torch.Size]]
 
-    def weigh(self, group: tuple, doubly, event_dim: int, shown, gradient: Tensor) -> Tensor:
-        columns, shape = self.columns[group]
-        batch_dim = gradient.dim() - event_dim
+    def weigh(self, site: "_Site", gradient: Tensor) -> Tensor:
+        columns, shape = self.columns[site.group]
+        batch_dim = gradient.dim() - site.event_dim
 
         def like_batch(x: Tensor) -> Tensor:
             x = x[:, columns].reshape(-1, *shape)
@@ -36,11 +37,31 @@ class _PathWeights:
         coefficients = self.coefficients.map(like_batch)
 
         def weighed(doubly):
-            factor = coefficients.factor(doubly)
-            return gradient * factor.reshape(factor.shape + (1,) * event_dim)
+            factor = coefficients.factor(doubly).to(gradient.dtype)
+            return gradient * factor.reshape(factor.shape + (1,) * site.event_dim)
 
+        if site.shown is None:
+            return weighed(site.doubly)
+        if site.hidden_is_unused and bool(gradient.masked_fill(site.shown, 0.0).any()):
+            raise NotImplementedError(
+                f"The guide's local site '{site.name}' is masked, but the model reads what the "
+                "mask hides, and local sites that depend on each other are masked differently: no "
+                "doubly reparameterised gradient is known. Mask the model's sites as the guide's, "
+                "or use PartiallyCollapsedIWELBO."
+            )
         # A draw that the guide masks has no score that would count.
-        return weighed(doubly) if shown is None else weighed(doubly).where(shown, weighed(0.0))
+        return weighed(site.doubly).where(site.shown, weighed(0.0))
+
+
+class _Site(NamedTuple):
+    """What weighing the gradient of a local draw needs to know of its site."""
+
+    name: str
+    group: tuple
+    event_dim: int
+    doubly: Tensor | float
+    shown: Tensor | None
+    hidden_is_unused: bool
 
 
 class Samples:
@@ -64,15 +85,16 @@ class Samples:
         self.sites = self.weight_plates.local(guide_trace)
         self.path_weights = _PathWeights()
 
-    def copy(self, name: str, doubly: Tensor | float) -> Tensor:
-        """A local draw as the densities see it: its gradient is weighed on its way here."""
+    def copy(self, name: str, doubly: Tensor | float, hidden_is_unused: bool = False) -> Tensor:
+        """A local draw as the densities see it: its gradient is weighed on its way here.
+
+        :param doubly: See :meth:`~pyro_dgp.infer.bounds.Coefficients.guide`.
+        :param bool hidden_is_unused: What the guide masks of it must have no gradient.
+        """
         site = self.sites[name]
         group, event_dim = self.weight_plates.group(site), site["fn"].event_dim
-        shown = shown_elements(site)
-        if site["mask"] is False:
-            doubly = 0.0
-        weigh = partial(self.path_weights.weigh, group, doubly, event_dim, shown)
-        return weighted_copy(site["value"], weigh)
+        weighed = _Site(name, group, event_dim, doubly, shown_elements(site), hidden_is_unused)
+        return weighted_copy(site["value"], partial(self.path_weights.weigh, weighed))
 
     def set_densities(self, log_p: Terms, log_q: Terms, nesting: int) -> None:
         """Sums the terms by group; the groups' data stand side by side."""

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from pyro_dgp import LatentDGP, PartiallyCollapsedIWELBO
+from pyro_dgp._files import write_json
 from pyro_dgp.experiments import metrics
-from pyro_dgp.experiments.runs import RunConfig, run, write_json
+from pyro_dgp.experiments.runs import RunConfig, run
 
 DATA = Path(__file__).parents[1] / "data"
 

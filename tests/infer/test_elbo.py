@@ -12,8 +12,10 @@ import torch
 from pyro.infer import SVI, Trace_ELBO, config_enumerate
 from pyro.infer.autoguide import (
     AutoDiagonalNormal,
+    AutoGuideList,
     AutoLowRankMultivariateNormal,
     AutoMultivariateNormal,
+    AutoNormal,
 )
 
 from pyro_dgp import DRegIWELBO, PartiallyCollapsedIWELBO
@@ -581,8 +583,184 @@ def test_dreg_refuses_dependent_draws_of_different_scales():
     assert math.isfinite(
         PartiallyCollapsedIWELBO(K=3).loss_and_grads(case.model, guide, *case.args)
     )
-    with pytest.raises(NotImplementedError, match="'z1' and 'z2' depend on each other"):
+    with pytest.raises(NotImplementedError, match=r"\['z1', 'z2'\] depend on each other"):
         DRegIWELBO(K=3).loss_and_grads(case.model, guide, *case.args)
+
+
+def test_dreg_refuses_dependent_draws_of_different_masks_that_the_model_reads():
+    case = CASES["hierarchical guide"]()
+
+    def guide(y, hide=False):
+        with pyro.plate("data", len(y)):
+            with poutine.mask(mask=torch.tensor([False, True])):
+                z1 = pyro.sample("z1", dist.Normal(pyro.param("a", torch.tensor(0.3)) * y, 1.0))
+            pyro.sample("z2", dist.Normal(z1, 1.0))
+
+    with pytest.raises(NotImplementedError, match="'z1' is masked, but the model reads"):
+        DRegIWELBO(K=3).loss_and_grads(case.model, guide, *case.args)
+
+
+def test_sequences_of_different_lengths():
+    """Masks that differ between dependent draws are right where the model has them, too."""
+    y = torch.tensor([[0.3, -0.5], [1.0, 0.0]])
+    seen = torch.tensor([[True, True], [True, False]])  # [datum, time]
+
+    def model(y, seen):
+        z = torch.zeros(())
+        with pyro.plate("data", len(y)):
+            for t in range(y.shape[1]):
+                z = pyro.sample(f"z{t}", dist.Normal(z, 1.0).mask(seen[:, t]))
+                pyro.sample(f"y{t}", dist.Normal(z, 1.0).mask(seen[:, t]), obs=y[:, t])
+
+    def guide(y, seen):
+        a, z = pyro.param("a", torch.tensor(0.4)), torch.zeros(())
+        with pyro.plate("data", len(y)):
+            for t in range(y.shape[1]):
+                z = pyro.sample(f"z{t}", dist.Normal(a * (z + y[:, t]), 0.7).mask(seen[:, t]))
+
+    found = []
+    for estimator, batches in (
+        (PartiallyCollapsedIWELBO, [(y, seen)]),
+        (DRegIWELBO, [(y, seen)]),
+        (DRegIWELBO, [(y[:1], seen[:1]), (y[1:, :1], seen[1:, :1])]),
+    ):
+        grads = []
+        for _ in range(60):
+            pyro.param("a", torch.tensor(0.4)).grad = None
+            for batch in batches:
+                estimator(K=3, num_particles=500).loss_and_grads(model, guide, *batch)
+            grads.append(pyro.param("a").grad)
+        grads = torch.stack(grads)
+        found.append((grads.mean(), grads.var() / len(grads)))
+    for mean, variance in found[1:]:
+        assert abs(mean - found[0][0]) < 4 * (variance + found[0][1]).sqrt()
+
+
+def test_dreg_refuses_a_learned_scale():
+    case = vae()
+
+    def guide(y):
+        with poutine.scale(scale=pyro.param("scale", torch.tensor(0.5))):
+            case.guide(y)
+
+    with pytest.raises(NotImplementedError, match="'z' is scaled by a tensor with a gradient"):
+        DRegIWELBO(K=3).loss_and_grads(case.model, guide, Y)
+
+
+def test_dreg_refuses_a_draw_on_the_edge():
+    case = CASES["flow"]()
+
+    def guide(y):
+        base = dist.Normal(pyro.param("b", torch.tensor(-1000.0)), 1.0)
+        with pyro.plate("data", len(y)):
+            exp = dist.transforms.ExpTransform(cache_size=1)
+            pyro.sample("z", dist.TransformedDistribution(base, [exp]))
+
+    with pyro.validation_enabled(False), pytest.raises(ValueError, match="'z' is not finite"):
+        DRegIWELBO(K=3).loss_and_grads(case.model, guide, Y)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_refuses_a_global_site_that_reads_a_local_draw(estimator):
+    def sites(observe):
+        with pyro.plate("data", 4):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            if observe:
+                pyro.sample("y", dist.Normal(z, 1.0), obs=Y)
+        pyro.sample("g", dist.Normal(z.mean(-1), 1.0))
+
+    with pytest.raises(NotImplementedError, match=r"Site 'g' .* depends on the local .* 'z'"):
+        estimator(K=2).loss(lambda: sites(True), lambda: sites(False))
+
+
+def test_refuses_two_targets_with_a_global_that_is_read():
+    case = with_global()
+    loss = DRegIWELBO(K=2, num_particles=2, piwae=True)
+    with pytest.raises(NotImplementedError, match=r"'z' depends on the global .* 'mu'.*PIWAE"):
+        loss.loss(case.model, case.guide, Y)
+
+
+def test_refuses_a_joint_autoguide_beside_another_one():
+    """Whatever the sizes of the sites: simplexes have fewer free dimensions than elements."""
+
+    def model():
+        with pyro.plate("data", 4):
+            p = pyro.sample("p", dist.Dirichlet(torch.ones(3)))
+            w = pyro.sample("w", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(p[..., 0] + w, 1.0), obs=Y)
+
+    guide = AutoGuideList(model)
+    guide.append(AutoDiagonalNormal(poutine.block(model, expose=["p"])))
+    guide.append(AutoNormal(poutine.block(model, expose=["w"])))
+    with pytest.raises(NotImplementedError, match=r"'p' as a part of '_AutoGuideList\.0_latent'"):
+        PartiallyCollapsedIWELBO(K=3).loss(model, guide)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_a_sequential_plate_that_is_gone_through_twice(estimator):
+    def model(y):
+        plate = pyro.plate("data", len(y))
+        z = {i: pyro.sample(f"z{i}", dist.Normal(0.0, 1.0)) for i in plate}
+        for i in plate:
+            pyro.sample(f"y{i}", dist.Normal(z[i], 0.3), obs=y[i])
+
+    def guide(y):
+        for i in pyro.plate("data", len(y)):
+            pyro.sample(f"z{i}", dist.Normal(0.9 * y[i], 0.5))
+
+    evidence = dist.Normal(0.0, 1.09**0.5).log_prob(Y).sum().item()
+    assert -estimator(K=5000).loss(model, guide, Y) == pytest.approx(evidence, abs=0.05)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_mixed_dtypes(estimator):
+    """float32 parameters and float64 data, as numpy gives them."""
+    torch.set_default_dtype(torch.float32)
+    a = pyro.param("a", torch.tensor(0.3))
+
+    def model(y):
+        with pyro.plate("data", len(y)):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(z, 1.0), obs=y)
+
+    def guide(y):
+        with pyro.plate("data", len(y)):
+            pyro.sample("z", dist.Normal(pyro.param("a"), 1.0))
+
+    loss = estimator(K=3, chunk_size=2)
+    assert math.isfinite(loss.loss_and_grads(model, guide, Y.double()))
+    assert a.grad.dtype == torch.float32
+
+
+def test_a_model_without_parameters_in_chunks():
+    loss = PartiallyCollapsedIWELBO(K=5, chunk_size=2)
+
+    def model():
+        with pyro.plate("data", 3):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(z, 1.0), obs=torch.zeros(3))
+
+    def guide():
+        with pyro.plate("data", 3):
+            pyro.sample("z", dist.Normal(0.0, 1.0))
+
+    assert math.isfinite(loss.loss_and_grads(model, guide))
+
+
+def test_plates_that_get_deeper():
+    def sites(depth, observe):
+        with pyro.plate("data", 3, dim=-1):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            if observe and depth == 1:
+                pyro.sample("y", dist.Normal(z, 1.0), obs=torch.zeros(3))
+            elif observe:
+                with pyro.plate("inside", 2, dim=-2):
+                    pyro.sample("y", dist.Normal(z, 1.0), obs=torch.zeros(2, 3))
+
+    loss = DRegIWELBO(K=2)
+    model, guide = (lambda depth: sites(depth, True)), (lambda depth: sites(depth, False))
+    for depth in (1, 2, 1):
+        assert math.isfinite(loss.loss(model, guide, depth))
 
 
 def test_refuses_a_site_that_is_conditioned_on_and_still_drawn():
@@ -647,6 +825,7 @@ def test_refuses_plates_that_change_from_run_to_run():
         ({"beta": -0.1}, "beta must be between 0 and 1"),
         ({"beta": 1.5}, "beta must be between 0 and 1"),
         ({"beta": math.nan}, "beta must be between 0 and 1"),
+        ({"beta": "a"}, "beta must be between 0 and 1"),
         ({"chunk_size": 0}, "chunk_size must be at least 1"),
         ({"chunk_size": 2.5}, "chunk_size must be an integer"),
     ],

@@ -88,8 +88,8 @@ def test_looped_samples_have_the_same_expectation(estimator, name):
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "missing" not in name])
-def test_one_sample_is_the_elbo_of_pyro(name):
-    """But with missing data: Trace_ELBO refuses a NaN."""
+def test_the_integral_of_one_sample_is_the_elbo_of_pyro(name):
+    """Of the oracle, against Trace_ELBO, but with missing data: that refuses a NaN."""
     case = CASES[name]()
     case.setup()
     loss = Trace_ELBO(num_particles=100, vectorize_particles=True)
@@ -398,22 +398,19 @@ def chain(by_loc, by_scale, y, p):
 
 
 @pytest.mark.parametrize(
-    ("estimator", "beta", "orders"),
+    ("estimator", "orders"),
     [
-        (PartiallyCollapsedIWELBO, 0.0, {"log_c": -0.5, "theta": 0.5}),
-        (DRegIWELBO, 0.0, {"a": 0.5, "log_c": 0.5, "theta": 0.5}),
-        # The ordinary ELBO's share of the gradient does not vanish as K grows.
-        (PartiallyCollapsedIWELBO, 0.5, {"log_c": 0.5, "theta": 0.5}),
-        (PartiallyCollapsedIWELBO, 1.0, {"log_c": 0.5, "theta": 0.5}),
+        (PartiallyCollapsedIWELBO, {"log_c": -0.5, "theta": 0.5}),
+        (DRegIWELBO, {"a": 0.5, "log_c": 0.5, "theta": 0.5}),
     ],
 )
-def test_order_of_the_signal_to_noise_ratio_in_K(estimator, beta, orders):
+def test_order_of_the_signal_to_noise_ratio_in_K(estimator, orders):
     """Rainforth et al. (2018), theorem 1; Tucker et al. (2019)."""
     case = vae()
     case.args = (case.args[0][:1],)
     samples, log_snr = [4, 16, 64, 256], {name: [] for name in orders}
     for K in samples:
-        _, grads = estimates(case, estimator(K=K, num_particles=100, beta=beta), 300)
+        _, grads = estimates(case, estimator(K=K, num_particles=100), 300)
         for name in orders:
             mean, var = grads[name].mean(), grads[name].var()
             # The square of the mean, less its bias.

@@ -1,0 +1,107 @@
+"""The paper's signal-to-noise studies: from a trained model to results that can be drawn.
+
+Source: Rudner et al. (2021), section 4 and appendix B.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyro
+from torch import Tensor
+
+from pyro_dgp.gp import LatentDGP
+from pyro_dgp.infer import (
+    DRegIWELBO,
+    PartiallyCollapsedIWELBO,
+    SNRProfiler,
+    SNRSweep,
+    snr_sweep,
+)
+
+__all__ = ["ESTIMATORS", "encoder_sites", "gradient_draws", "snr_against_K"]
+
+ESTIMATORS = {"REG": PartiallyCollapsedIWELBO, "DReG": DRegIWELBO}
+
+
+def encoder_sites(dgp: LatentDGP, X: Tensor, y: Tensor) -> list[str]:
+    """Names of the encoder's parameters in Pyro's param store.
+
+    :raises ValueError: If the model has no encoder.
+    """
+    with pyro.poutine.trace(param_only=True) as capture:
+        dgp.guide(X, y)
+    sites = [name for name in capture.trace.nodes if ".encoder$$$" in name]
+    if not sites:
+        raise ValueError("The model has no encoder, whose gradients could be profiled.")
+    return sites
+
+
+def snr_against_K(
+    dgp: LatentDGP,
+    X: Tensor,
+    y: Tensor,
+    K: Sequence[int],
+    num_draws: int = 1000,
+    seed: int = 0,
+    path: str | Path | None = None,
+    progress: bool = True,
+) -> SNRSweep:
+    """SNR of the encoder's gradient by K, under both estimators: Figure 1.
+
+    :param LatentDGP dgp: A trained model.
+    :param torch.Tensor X: Inputs of the minibatch, one row in the paper.
+    :param torch.Tensor y: Its targets.
+    :param K: Numbers of importance samples.
+    :param int num_draws: Q.
+    :param int seed: Of the draws.
+    :param path: See :func:`~pyro_dgp.infer.snr_sweep`.
+    :param bool progress: Show a progress bar.
+    :returns: A point for the whole encoder ("encoder") and one for each of its parameters.
+    """
+    sites = encoder_sites(dgp, X, y)
+    groups = {"encoder": sites} | {site.split("$$$")[-1]: [site] for site in sites}
+    return snr_sweep(
+        dgp.model,
+        dgp.guide,
+        (X, y),
+        ESTIMATORS,
+        K,
+        groups=groups,
+        num_draws=num_draws,
+        seed=seed,
+        path=path,
+        progress=progress,
+    )
+
+
+def gradient_draws(
+    dgp: LatentDGP,
+    X: Tensor,
+    y: Tensor,
+    K: Sequence[int],
+    num_draws: int = 10_000,
+    seed: int = 0,
+    progress: bool = True,
+) -> dict[str, dict[int, Tensor]]:
+    """Draws of the gradient by one encoder weight, [num_draws] by estimator and K: Figures 2 and 8.
+
+    The weight is that of the last layer with the strongest signal under DReG at the largest K.
+    """
+    site = [s for s in encoder_sites(dgp, X, y) if s.endswith("weight")][-1]
+
+    def profile(estimator, samples, draws):
+        loss = ESTIMATORS[estimator](K=samples)
+        profiler = SNRProfiler(
+            dgp.model, dgp.guide, loss, draws, [site], seed=seed, keep_draws=True,
+            progress=progress,
+        )  # fmt: skip
+        return profiler.run(X, y)
+
+    strongest = int(profile("DReG", max(K), min(1000, num_draws)).snr[site].flatten().argmax())
+    return {
+        estimator: {
+            samples: profile(estimator, samples, num_draws).draws[site].flatten(1)[:, strongest]
+            for samples in K
+        }
+        for estimator in ESTIMATORS
+    }

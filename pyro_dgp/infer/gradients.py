@@ -1,0 +1,248 @@
+r"""Independent draws of a stochastic gradient, many at once.
+
+Where parameters phi reach the loss only through the distributions from which the guide draws its
+local sites, as an amortised guide's do, many draws come from one run: its particles are the samples
+of Q draws, each draw has its own copy of the distributions' parameters t = t(phi), one backward
+pass gives all gradients by these copies, [Q, ...], and their products with dt/dphi are the
+gradients by phi, those of Q evaluations of the loss. Everything else is drawn in a loop.
+"""
+
+import copy
+from collections.abc import Callable
+
+import pyro.poutine as poutine
+import torch
+from pyro.distributions import Independent, MultivariateNormal, TransformedDistribution
+from pyro.infer import ELBO
+from pyro.poutine import Trace
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.util import site_is_subsample
+from torch import Tensor
+
+from pyro_dgp.infer.elbo import PartiallyCollapsedIWELBO
+from pyro_dgp.infer.particles import WeightPlates, delta, is_random, random_sites
+from pyro_dgp.infer.paths import nodes
+
+__all__ = ["GradientDraws"]
+
+
+class GradientDraws:
+    """Draws of the gradient of a loss by the parameters of a model and guide.
+
+    The minibatch is the same in every draw: plates that subsample keep the rows of the first run.
+    The parameters' ``.grad`` stays as it is.
+
+    :param model: As for :class:`~pyro.infer.SVI`.
+    :param guide: As for :class:`~pyro.infer.SVI`.
+    :param ~pyro.infer.ELBO loss: Any ELBO of Pyro; those of this package can be batched.
+    :param tuple args: Arguments of model and guide.
+    :param dict kwargs: Keyword arguments of model and guide.
+    :raises ValueError: If model and guide have no parameters in Pyro's param store.
+    """
+
+    def __init__(self, model: Callable, guide: Callable, loss: ELBO, args=(), kwargs=None) -> None:
+        self.loss, self.args, self.kwargs = loss, args, kwargs or {}
+        self.model, self.guide = _with_one_minibatch(model, guide, self.args, self.kwargs)
+        with poutine.trace(param_only=True) as capture:
+            self.loss.loss(self.model, self.guide, *self.args, **self.kwargs)
+        #: Unconstrained parameters by their names in the param store.
+        self.parameters: dict[str, Tensor] = {
+            name: site["value"].unconstrained()
+            for name, site in capture.trace.nodes.items()
+            if site["value"].unconstrained().requires_grad
+        }
+        if not self.parameters:
+            raise ValueError(
+                "Model and guide have no parameters in the param store (with "
+                "module_local_params=True, for instance), so there are no gradients to draw."
+            )
+
+    @property
+    def rows_per_draw(self) -> int:
+        """Samples times data of one draw, as far as the loss tells."""
+        weights = getattr(self.loss, "_log_weights", None)
+        return 1 if weights is None else max(1, weights.numel())
+
+    def looped(self, names: list[str]) -> dict[str, Tensor]:
+        """One draw: the gradient by each parameter, zero where it has none."""
+        parameters = self.parameters.values()
+        before = [p.grad for p in parameters]
+        try:
+            for p in parameters:
+                p.grad = None
+            self.loss.loss_and_grads(self.model, self.guide, *self.args, **self.kwargs)
+            drawn = {name: self.parameters[name] for name in names}
+            return {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in drawn.items()}
+        finally:
+            for p, grad in zip(parameters, before, strict=True):
+                p.grad = grad
+
+    def can_batch(self) -> set[str]:
+        """The parameters whose gradient :meth:`batched` can draw."""
+        loss = self.loss
+        if (
+            not isinstance(loss, PartiallyCollapsedIWELBO)
+            or not loss.vectorize_particles
+            or (loss.piwae and loss.num_particles > 1)  # their samples have a weight in common
+            or len(loss._chunks()) > 1
+        ):
+            return set()
+        try:
+            total, copies = self._evaluate(2)
+            gradients = self._gradients(total, copies, list(self.parameters))
+        except (_CannotCopyError, RuntimeError):  # such as an operation that vmap does not know
+            return set()
+        seen = set(nodes([total], ()))
+        # A global draw that log w reads, or dropout, would be shared by all draws of a batch.
+        if not all(v.requires_grad and v.grad_fn not in seen for v in copies.global_values):
+            return set()
+        if self._guide_is_random():
+            return set()
+        directly = {id(node.variable) for node in seen if hasattr(node, "variable")}
+        return {name for name in gradients if id(self.parameters[name]) not in directly}
+
+    def _guide_is_random(self, num_runs: int = 10) -> bool:
+        """Whether the guide's local distributions differ from run to run with the same draws."""
+        arguments = []
+        with poutine.block(), torch.no_grad():
+            trace = poutine.trace(self.guide).get_trace(*self.args, **self.kwargs)
+            for _ in range(num_runs):
+                replay = poutine.replay(self.guide, trace=trace)
+                again = poutine.trace(replay).get_trace(*self.args, **self.kwargs)
+                sites = random_sites(again).values()
+                arguments.append([a for s in sites for a in _arguments(s["fn"])])
+        return any(
+            not torch.equal(one, other)
+            for other_run in arguments[1:]
+            for one, other in zip(arguments[0], other_run, strict=True)
+        )
+
+    def batched(self, names: list[str], num_draws: int) -> dict[str, Tensor]:
+        """Many draws [num_draws, ...] of the gradients that :meth:`can_batch` names."""
+        return self._gradients(*self._evaluate(num_draws), names)
+
+    def _evaluate(self, num_draws: int) -> tuple[Tensor, "_Copies"]:
+        """The mean loss of some draws, and their copies of the guide's distributions."""
+        loss = copy.copy(self.loss)
+        loss.num_particles = num_draws * self.loss.num_particles
+        structure = self.loss._get_structure(self.model, self.guide, self.args, self.kwargs)
+        copies = _Copies(
+            structure.weight_plates,
+            structure.max_plate_nesting,
+            num_draws,
+            self.loss.num_particles * self.loss.K,
+        )
+        guide = copies(self.guide)
+        copies.enabled = False
+        loss._get_structure(self.model, guide, self.args, self.kwargs)
+        copies.enabled = True
+        copies.global_values.clear()
+        return loss.differentiable_loss(self.model, guide, *self.args, **self.kwargs), copies
+
+    def _gradients(self, total: Tensor, copies: "_Copies", names: list[str]) -> dict[str, Tensor]:
+        num_draws = copies.num_draws
+        parameters = {name: self.parameters[name] for name in names}
+        none = {n: p.new_zeros(num_draws, *p.shape) for n, p in parameters.items()}
+        if not copies.values:
+            return none
+        by_copies = torch.autograd.grad(
+            total, copies.values, materialize_grads=True, retain_graph=True
+        )
+        found = torch.autograd.grad(
+            copies.originals,
+            list(parameters.values()),
+            # The total is a mean over draws.
+            [num_draws * g for g in by_copies],
+            is_grads_batched=True,
+            allow_unused=True,
+        )
+        return {n: none[n] if g is None else g for n, g in zip(names, found, strict=True)}
+
+
+def _with_one_minibatch(model, guide, args, kwargs) -> tuple[Callable, Callable]:
+    """Model and guide that subsample the rows of one run."""
+    with poutine.block(), torch.no_grad():
+        guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
+        replay = poutine.replay(model, trace=guide_trace)
+        model_trace = poutine.trace(replay).get_trace(*args, **kwargs)
+    rows = Trace()
+    for trace in (guide_trace, model_trace):
+        for name, site in trace.nodes.items():
+            if site["type"] == "sample" and site_is_subsample(site):
+                rows.nodes[name] = site
+    return poutine.replay(model, trace=rows), poutine.replay(guide, trace=rows)
+
+
+class _CannotCopyError(Exception):
+    """A distribution of a kind that is not known how to rebuild."""
+
+
+class _Copies(Messenger):
+    """Gives each draw its own copy of the parameters of the guide's local distributions.
+
+    Stands inside the particle plate, so that distributions come here without particles.
+
+    :param int num_draws: Q.
+    :param int size: Samples of a draw, M K.
+    """
+
+    enabled = True
+
+    def __init__(
+        self, weight_plates: WeightPlates, nesting: int, num_draws: int, size: int
+    ) -> None:
+        super().__init__()
+        self.weight_plates, self.nesting = weight_plates, nesting
+        self.num_draws, self.size = num_draws, size
+        #: t and its copies [num_draws, ...].
+        self.originals: list[Tensor] = []
+        self.values: list[Tensor] = []
+        self.global_values: list[Tensor] = []
+
+    def _pyro_sample(self, msg):
+        fn = msg["fn"]
+        if not self.enabled or not is_random(msg) or msg["is_observed"] or delta(fn) is not None:
+            return
+        # A distribution that depends on other local draws has a row for each sample already.
+        if self.weight_plates.is_local(msg) and len(fn.batch_shape) <= self.nesting:
+            msg["fn"] = self._copy(fn, self.nesting - len(fn.batch_shape))
+
+    def _pyro_post_sample(self, msg):
+        if is_random(msg) and not msg["is_observed"] and not self.weight_plates.is_local(msg):
+            self.global_values.append(msg["value"])
+
+    def _copy(self, fn, padding: int):
+        if isinstance(fn, Independent):
+            return Independent(self._copy(fn.base_dist, padding), fn.reinterpreted_batch_ndims)
+        if type(fn) is TransformedDistribution:
+            return TransformedDistribution(self._copy(fn.base_dist, padding), fn.transforms)
+        names = _ARGUMENTS.get(type(fn), tuple(fn.arg_constraints))
+        arguments = {name: getattr(fn, name) for name in names}
+        if not all(isinstance(value, Tensor) for value in arguments.values()):
+            raise _CannotCopyError
+        if not any(value.requires_grad for value in arguments.values()):
+            return fn
+        try:
+            return type(fn)(**{n: self._copies_of(v, padding) for n, v in arguments.items()})
+        except TypeError as error:
+            raise _CannotCopyError from error
+
+    def _copies_of(self, t: Tensor, padding: int) -> Tensor:
+        t = t.reshape((1,) * padding + t.shape)
+        if not t.requires_grad:
+            return t
+        value = t.detach().expand(self.num_draws, *t.shape).clone().requires_grad_()
+        self.originals.append(t)
+        self.values.append(value)
+        samples = value.unsqueeze(1).expand(self.num_draws, self.size, *t.shape)
+        return samples.reshape(-1, *t.shape)
+
+
+_ARGUMENTS = {MultivariateNormal: ("loc", "scale_tril")}
+
+
+def _arguments(fn) -> list[Tensor]:
+    """The tensors that a distribution is made of."""
+    while hasattr(fn, "base_dist"):
+        fn = fn.base_dist
+    return [x for x in vars(fn).values() if isinstance(x, Tensor)]

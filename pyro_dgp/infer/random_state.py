@@ -1,0 +1,34 @@
+"""The global random number generators: Python's, numpy's, torch's on the CPU and on GPUs."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from pyro.util import get_rng_state, set_rng_state
+
+__all__ = ["random_state", "set_random_state", "untouched_random_state"]
+
+
+def random_state() -> dict:
+    """Their state, for :func:`set_random_state`."""
+    state = get_rng_state()
+    if torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def set_random_state(state: dict) -> None:
+    """Puts them back into a state that :func:`random_state` gave."""
+    set_rng_state(state)
+    if "cuda" in state:
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+@contextmanager
+def untouched_random_state() -> Iterator[None]:
+    """Whatever is drawn inside, the state afterwards is that before."""
+    state = random_state()
+    try:
+        yield
+    finally:
+        set_random_state(state)

@@ -1,0 +1,323 @@
+r"""Signal-to-noise ratios of gradient estimators.
+
+.. math:: \mathrm{SNR} = |E[g]| / \sqrt{\mathrm{Var}[g]}
+
+for every entry g of a loss's gradient, estimated from Q draws. Source: Rainforth et al. (2018);
+Rudner et al. (2021), section 4. An estimate has a floor: draws of pure noise have
+:math:`|\bar g| / s \approx \sqrt{2 / (\pi Q)}` on average. The square has an estimate without bias
+for Gaussian draws (a ratio of noncentral F),
+
+.. math:: \frac{Q - 3}{Q - 1} \frac{\bar g^2}{s^2} - \frac1Q,
+
+which may be negative, and which orders in K are fitted to.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+
+import torch
+from pyro.infer import ELBO
+from pyro.util import set_rng_seed
+from torch import Tensor
+from torch.distributions import Normal
+from tqdm.auto import tqdm
+
+from pyro_dgp._checks import check_integer
+from pyro_dgp.infer.gradients import GradientDraws
+from pyro_dgp.infer.random_state import untouched_random_state
+
+__all__ = ["SNRProfile", "SNRProfiler"]
+
+#: Parts of the draws whose moments are kept apart, for the jackknife.
+_BLOCKS = 10
+#: Samples that a batch of draws holds unless told otherwise.
+_SAMPLES = 10_000
+
+
+@dataclass
+class _Moments:
+    """Number of draws, their mean, and sums of powers of deviations from it, entry by entry.
+
+    Source of :meth:`__add__`: Pebay (2008), eqs. 1.5 and 2.1.
+    """
+
+    count: int
+    mean: Tensor
+    m2: Tensor
+    m3: Tensor
+    m4: Tensor
+
+    @classmethod
+    def of(cls, draws: Tensor) -> "_Moments":
+        """
+        :param torch.Tensor draws: [number of draws, ...].
+        """
+        draws = draws.double()
+        mean = draws.mean(0)
+        # Draws that are all alike have no deviation, which rounding of their mean would give them.
+        mean = torch.where((draws == draws[0]).all(0), draws[0], mean)
+        d = draws - mean
+        return cls(len(draws), mean, *((d**p).sum(0) for p in (2, 3, 4)))
+
+    def __add__(self, other: "_Moments") -> "_Moments":
+        a, b = self, other
+        n, d = a.count + b.count, b.mean - a.mean
+        share = b.count / n
+        product = a.count * share
+        m2 = a.m2 + b.m2 + d**2 * product
+        m3 = a.m3 + b.m3 + d**3 * product * (a.count - b.count) / n
+        m3 = m3 + 3 * d * (a.count * b.m2 - b.count * a.m2) / n
+        square = a.count**2 - a.count * b.count + b.count**2
+        m4 = a.m4 + b.m4 + d**4 * product * square / n**2
+        m4 = m4 + 6 * d**2 * (a.count**2 * b.m2 + b.count**2 * a.m2) / n**2
+        m4 = m4 + 4 * d * (a.count * b.m3 - b.count * a.m3) / n
+        return _Moments(n, a.mean + d * share, m2, m3, m4)
+
+    @property
+    def std(self) -> Tensor:
+        return (self.m2 / (self.count - 1)).sqrt()
+
+    @property
+    def snr(self) -> Tensor:
+        # An entry that never has a gradient has no signal either.
+        return torch.where(self.mean == 0, 0.0, self.mean.abs() / self.std)
+
+    @property
+    def squared_snr(self) -> Tensor:
+        """The estimate without bias."""
+        q = self.count
+        return (q - 3) / (q - 1) * self.snr.square() - 1 / q
+
+    @property
+    def snr_error(self) -> Tensor:
+        r"""Standard error of mean / std, and of its absolute value, by the delta method.
+
+        With skewness g1 and kurtosis g2 of a draw and ratio r,
+        :math:`\sqrt{(1 - r\,g_1 + r^2 (g_2 - 1) / 4) / Q}`.
+        """
+        sd = (self.m2 / self.count).sqrt()
+        skewness = self.m3 / self.count / sd**3
+        kurtosis = self.m4 / self.count / sd**4
+        r = self.mean / sd
+        variance = 1 - r * skewness + r.square() * (kurtosis - 1) / 4
+        return torch.where(self.m2 == 0, 0.0, (variance.clamp(min=0) / self.count).sqrt())
+
+
+@dataclass(frozen=True)
+class SNRProfile:
+    """Moments of a gradient's draws, for each parameter, and the signal-to-noise ratios.
+
+    Dictionaries have the parameters' names in Pyro's param store as keys, and tensors of the
+    (unconstrained) parameters' shapes as values. An entry with the same gradient in every draw has
+    the ratio infinity, or 0 if it has no gradient; :attr:`num_constant` counts both, and
+    :meth:`mean_snr` leaves them out.
+
+    :param int num_draws: Q.
+    :param dict draws: The draws themselves [Q, ...], if they were asked for.
+    """
+
+    num_draws: int
+    blocks: dict[str, list[_Moments]] = field(repr=False)
+    draws: dict[str, Tensor] | None = field(default=None, repr=False)
+    batched: frozenset[str] = frozenset()
+
+    def _by_site(self, statistic: Callable[[_Moments], Tensor]) -> dict[str, Tensor]:
+        return {name: statistic(_total(blocks)) for name, blocks in self.blocks.items()}
+
+    @property
+    def mean(self) -> dict[str, Tensor]:
+        return self._by_site(lambda moments: moments.mean)
+
+    @property
+    def std(self) -> dict[str, Tensor]:
+        return self._by_site(lambda moments: moments.std)
+
+    @property
+    def snr(self) -> dict[str, Tensor]:
+        """|mean| / std."""
+        return self._by_site(lambda moments: moments.snr)
+
+    @property
+    def squared_snr(self) -> dict[str, Tensor]:
+        """SNR squared, less the bias; negative where there is less signal than noise suggests."""
+        return self._by_site(lambda moments: moments.squared_snr)
+
+    @property
+    def snr_error(self) -> dict[str, Tensor]:
+        """Standard errors of :attr:`snr`."""
+        return self._by_site(lambda moments: moments.snr_error)
+
+    @property
+    def num_constant(self) -> dict[str, int]:
+        """Number of entries with the same gradient in every draw."""
+        return {n: int(c.sum()) for n, c in self._by_site(lambda m: m.m2 == 0).items()}
+
+    @property
+    def floor(self) -> float:
+        """What :attr:`snr` is on average where there is no signal at all: sqrt(2 / (pi Q))."""
+        return math.sqrt(2 / (math.pi * self.num_draws))
+
+    def interval(self, level: float = 0.95) -> dict[str, tuple[Tensor, Tensor]]:
+        """Confidence intervals of :attr:`snr`, from a normal one of mean / std.
+
+        :param float level: Their coverage, for many draws.
+        """
+        if not 0 < level < 1:
+            raise ValueError(f"level must be between 0 and 1, but it is {level}.")
+        z = Normal(0.0, 1.0).icdf(torch.tensor(0.5 + level / 2, dtype=torch.float64)).item()
+
+        def ends(moments: _Moments):
+            # Of the signed ratio; where that may be 0, from 0 to the farther end.
+            low, high = (moments.snr + sign * z * moments.snr_error for sign in (-1, 1))
+            return low.clamp(min=0), high
+
+        return {name: ends(_total(blocks)) for name, blocks in self.blocks.items()}
+
+    def mean_snr(self, sites: Iterable[str] | None = None, debiased: bool = False) -> float:
+        """The paper's statistic: the mean of :attr:`snr` over all entries of some parameters.
+
+        :param sites: Names of parameters; None for all.
+        :param bool debiased: The root of the mean of :attr:`squared_snr` instead (0 if that is
+            negative).
+        """
+        return self._pooled(sites, debiased)[0]
+
+    def mean_snr_error(self, sites: Iterable[str] | None = None, debiased: bool = False) -> float:
+        """Standard error of :meth:`mean_snr`, by a jackknife over ten parts of the draws."""
+        return self._pooled(sites, debiased)[1]
+
+    def _pooled(self, sites, debiased) -> tuple[float, float]:
+        names = list(self.blocks) if sites is None else list(sites)
+        _check_sites(names, self.blocks)
+        num_blocks = len(self.blocks[names[0]])
+
+        def statistic(left_out: int | None) -> float:
+            entries = []
+            for name in names:
+                kept = [b for i, b in enumerate(self.blocks[name]) if i != left_out]
+                moments = _total(kept)
+                varies = moments.m2 > 0
+                entries.append((moments.squared_snr if debiased else moments.snr)[varies])
+            pooled = torch.cat(entries)
+            if not len(pooled):
+                return 0.0
+            mean = pooled.mean().item()
+            return math.sqrt(max(mean, 0.0)) if debiased else mean
+
+        without = torch.tensor([statistic(i) for i in range(num_blocks)], dtype=torch.float64)
+        error = ((num_blocks - 1) * without.var(unbiased=False)).sqrt().item()
+        return statistic(None), error
+
+
+def _total(blocks: list[_Moments]) -> _Moments:
+    return reduce(lambda a, b: a + b, blocks)
+
+
+def _check_sites(names: Sequence[str], known: Iterable[str]) -> None:
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        what = f"has {unknown[0]!r}, which is no parameter" if unknown else "is empty"
+        raise ValueError(f"sites {what}; there are: {', '.join(known)}.")
+
+
+class SNRProfiler:
+    """Estimates the signal-to-noise ratio of a loss's gradient, for each parameter.
+
+    Neither parameters, their ``.grad``, optimisers nor the global random state are touched, and
+    every draw sees the same minibatch. Parameters that reach the loss only through the guide's
+    local distributions (an encoder's) are drawn in batches, where the loss is one of this package;
+    the others need an evaluation for each draw (:mod:`pyro_dgp.infer.gradients`).
+
+    :param model: As for :class:`~pyro.infer.SVI`.
+    :param guide: As for :class:`~pyro.infer.SVI`.
+    :param ~pyro.infer.ELBO loss: Any ELBO of Pyro.
+    :param int num_draws: Q, at least 20.
+    :param sites: Names of parameters in the param store; None for all.
+    :param int chunk_size: Draws in a batch; None for as many as make 10,000 samples.
+    :param int seed: Of the draws; None to start from the global random state.
+    :param bool keep_draws: Keep the draws themselves, in the CPU's memory.
+    :param bool batch: False draws everything in a loop.
+    :param bool progress: Show a progress bar.
+    :raises ValueError: If a number is out of range.
+    """
+
+    def __init__(
+        self,
+        model: Callable,
+        guide: Callable,
+        loss: ELBO,
+        num_draws: int = 1000,
+        sites: Sequence[str] | None = None,
+        chunk_size: int | None = None,
+        seed: int | None = None,
+        keep_draws: bool = False,
+        batch: bool = True,
+        progress: bool = False,
+    ) -> None:
+        self.model, self.guide, self.loss = model, guide, loss
+        self.num_draws = check_integer("num_draws", num_draws, 2 * _BLOCKS)
+        self.sites = sites
+        self.chunk_size = None if chunk_size is None else check_integer("chunk_size", chunk_size, 1)
+        self.seed, self.keep_draws, self.batch, self.progress = seed, keep_draws, batch, progress
+
+    def run(self, *args, **kwargs) -> SNRProfile:
+        """Draws gradients at the current parameters.
+
+        :param args: Arguments of model and guide, the minibatch among them.
+        :returns: The moments of the draws.
+        :raises ValueError: If a name of ``sites`` is not one of the model's or guide's parameters.
+        """
+        with untouched_random_state():
+            if self.seed is not None:
+                set_rng_seed(self.seed)
+            source = GradientDraws(self.model, self.guide, self.loss, args, kwargs)
+            names = list(source.parameters) if self.sites is None else list(self.sites)
+            _check_sites(names, source.parameters)
+            batched = source.can_batch() if self.batch else set()
+            together = [name for name in names if name in batched]
+            alone = [name for name in names if name not in batched]
+            size = self.chunk_size or max(1, _SAMPLES // source.rows_per_draw)
+            blocks, draws = {}, {}
+            passes = [(together, size, lambda n: source.batched(together, n))]
+            passes += [(alone, 1, lambda n: {k: g[None] for k, g in source.looped(alone).items()})]
+            for group, chunk, draw in passes:
+                if group:
+                    found, kept = self._moments(chunk, draw)
+                    blocks.update(found)
+                    draws.update(kept)
+        return SNRProfile(
+            self.num_draws,
+            {name: blocks[name] for name in names},
+            {name: draws[name] for name in names} if self.keep_draws else None,
+            frozenset(together),
+        )
+
+    def _moments(self, chunk_size: int, draw: Callable[[int], dict[str, Tensor]]):
+        """Moments by block, and the draws if they are to be kept."""
+        blocks: dict[str, list[_Moments]] = {}
+        kept: dict[str, list[Tensor]] = {}
+        sizes = [len(part) for part in torch.arange(self.num_draws).tensor_split(_BLOCKS)]
+        with tqdm(total=self.num_draws, disable=not self.progress, unit="draw") as bar:
+            for size in sizes:
+                block: dict[str, _Moments] = {}
+                # Draws of one by one are put together, for their moments' sake.
+                waiting: list[dict[str, Tensor]] = []
+                done = 0
+                while done < size:
+                    n = min(chunk_size, size - done)
+                    waiting.append(draw(n))
+                    done += n
+                    bar.update(n)
+                    if chunk_size > 1 or len(waiting) == 32 or done == size:
+                        for name in waiting[0]:
+                            chunk = torch.cat([w[name] for w in waiting]).detach()
+                            moments = _Moments.of(chunk)
+                            block[name] = block[name] + moments if name in block else moments
+                            if self.keep_draws:
+                                kept.setdefault(name, []).append(chunk.cpu())
+                        waiting.clear()
+                for name, moments in block.items():
+                    blocks.setdefault(name, []).append(moments)
+        return blocks, {name: torch.cat(parts) for name, parts in kept.items()}

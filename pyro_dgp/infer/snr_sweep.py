@@ -1,0 +1,197 @@
+"""Signal-to-noise ratios over numbers of importance samples, estimators and batch sizes."""
+
+import itertools
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from pyro.infer import ELBO
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from pyro_dgp._checks import check_integer
+from pyro_dgp._files import write_json
+from pyro_dgp.infer.snr import SNRProfiler
+
+__all__ = ["SNRPoint", "SNRSweep", "snr_sweep"]
+
+
+@dataclass(frozen=True)
+class SNRPoint:
+    """The signal-to-noise ratio of some parameters' gradient in one setting.
+
+    :param str estimator: Its name in the sweep.
+    :param int K: Importance samples.
+    :param int num_particles: M.
+    :param int batch_size: Rows of the minibatch; None for the data as they were given.
+    :param str group: The parameters' name in the sweep.
+    :param int num_draws: Q.
+    :param float snr: :meth:`~pyro_dgp.infer.SNRProfile.mean_snr`.
+    :param float snr_error: Its standard error.
+    :param float debiased: The root of the mean square without bias.
+    :param float debiased_error: Its standard error.
+    :param int num_constant: Entries left out since their gradient is the same in every draw.
+    """
+
+    estimator: str
+    K: int
+    num_particles: int
+    batch_size: int | None
+    group: str
+    num_draws: int
+    snr: float
+    snr_error: float
+    debiased: float
+    debiased_error: float
+    num_constant: int
+
+
+@dataclass(frozen=True)
+class SNRSweep:
+    """Points of a sweep, with fitted orders.
+
+    :param list points: :class:`SNRPoint`, one for each setting and group.
+    """
+
+    points: list[SNRPoint]
+
+    def select(self, **values) -> list[SNRPoint]:
+        """The points whose attributes have these values."""
+        return [p for p in self.points if all(getattr(p, k) == v for k, v in values.items())]
+
+    def slope(self, by: str = "K", **values) -> tuple[float, float]:
+        """The slope of log SNR in log K (or M, or B) and its standard error.
+
+        Least squares with the points' weights, of the ratio without bias; points where that is not
+        above its standard error say nothing of a logarithm and are left out.
+
+        :param str by: "K", "num_particles" or "batch_size".
+        :param values: Of the other attributes, such as ``estimator`` and ``group``.
+        :raises ValueError: If fewer than two points are left.
+        """
+        points = [p for p in self.select(**values) if p.debiased > p.debiased_error]
+        if len({getattr(p, by) for p in points}) < 2:
+            raise ValueError(
+                f"There are not two values of {by} with a signal above its standard error for "
+                f"{values}: draw more gradients (num_draws)."
+            )
+        x = np.log([getattr(p, by) for p in points])
+        y = np.log([p.debiased for p in points])
+        error = np.array([p.debiased_error / p.debiased for p in points])
+        weight = np.maximum(error, 1e-9) ** -2
+        x = x - np.average(x, weights=weight)
+        precision = (weight * x**2).sum()
+        return float((weight * x * y).sum() / precision), float(precision**-0.5)
+
+    def advice(self, **values) -> str:
+        """Up to which K more samples help the signal-to-noise ratio, in words."""
+        points = sorted(self.select(**values), key=lambda p: p.K)
+        if len(points) < 2:
+            raise ValueError(f"There are not two points for {values} to compare.")
+        best = max(points, key=lambda p: p.debiased)
+        beyond = [
+            p
+            for p in points
+            if p.K > best.K
+            and best.debiased - p.debiased > 2 * math.hypot(best.debiased_error, p.debiased_error)
+        ]
+        what = ", ".join(str(v) for v in values.values())
+        if beyond:
+            return (
+                f"{what}: beyond K = {best.K} (SNR {best.debiased:.3g}), more samples cost signal: "
+                f"{beyond[-1].debiased:.3g} at K = {beyond[-1].K}."
+            )
+        return f"{what}: SNR {best.debiased:.3g} at K = {best.K}; no K tried costs signal."
+
+    def save(self, path: str | Path) -> None:
+        """Writes the points to a JSON file."""
+        write_json({"points": [asdict(p) for p in self.points]}, Path(path))
+
+    @classmethod
+    def load(cls, path: str | Path) -> "SNRSweep":
+        """Reads what :meth:`save` wrote.
+
+        :raises ValueError: If the file holds something else.
+        """
+        try:
+            points = json.loads(Path(path).read_text())["points"]
+            return cls([SNRPoint(**point) for point in points])
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} is no file of an SNR sweep.") from error
+
+
+def snr_sweep(
+    model: Callable,
+    guide: Callable,
+    args: tuple,
+    estimators: Mapping[str, Callable[..., ELBO]],
+    K: Sequence[int],
+    num_particles: Sequence[int] = (1,),
+    batch_sizes: Sequence[int | None] = (None,),
+    groups: Mapping[str, Sequence[str]] | None = None,
+    num_draws: int = 1000,
+    seed: int = 0,
+    path: str | Path | None = None,
+    progress: bool = True,
+) -> SNRSweep:
+    """Profiles the gradient in every combination of settings.
+
+    :param model: As for :class:`~pyro.infer.SVI`.
+    :param guide: As for :class:`~pyro.infer.SVI`.
+    :param tuple args: Their arguments, tensors with the data as rows.
+    :param estimators: Losses by name, called with ``K`` and ``num_particles``.
+    :param K: Numbers of importance samples.
+    :param num_particles: Numbers M of estimates to average.
+    :param batch_sizes: Minibatches, the first rows of ``args``; None for all.
+    :param groups: Names of parameters by the name of their group; None for each on its own.
+    :param int num_draws: Q.
+    :param int seed: Of every profile.
+    :param path: JSON file that gets the points as they come. Those it has already are kept, so that
+        an interrupted sweep goes on.
+    :param bool progress: Show a progress bar.
+    :raises ValueError: If an option is out of range or a name not that of a parameter.
+    """
+    for name, numbers in (("K", K), ("num_particles", num_particles)):
+        for number in numbers:
+            check_integer(name, number, 1)
+    done = SNRSweep.load(path) if path is not None and Path(path).exists() else SNRSweep([])
+    points = list(done.points)
+    settings = list(itertools.product(batch_sizes, estimators, num_particles, K))
+    for batch_size, name, M, samples in tqdm(settings, disable=not progress, unit="profile"):
+        setting = {
+            "estimator": name, "K": samples, "num_particles": M, "batch_size": batch_size,
+            "num_draws": num_draws,
+        }  # fmt: skip
+        if SNRSweep(points).select(**setting):
+            continue
+        batch = args if batch_size is None else tuple(_first_rows(a, batch_size) for a in args)
+        sites = None if groups is None else list(dict.fromkeys(itertools.chain(*groups.values())))
+        loss = estimators[name](K=samples, num_particles=M)
+        profile = SNRProfiler(model, guide, loss, num_draws, sites, seed=seed).run(*batch)
+        constant = profile.num_constant
+        for group, members in (groups or {site: [site] for site in constant}).items():
+            points.append(
+                SNRPoint(
+                    **setting,
+                    group=group,
+                    snr=profile.mean_snr(members),
+                    snr_error=profile.mean_snr_error(members),
+                    debiased=profile.mean_snr(members, debiased=True),
+                    debiased_error=profile.mean_snr_error(members, debiased=True),
+                    num_constant=sum(constant[site] for site in members),
+                )
+            )
+        if path is not None:
+            SNRSweep(points).save(path)
+    return SNRSweep(points)
+
+
+def _first_rows(x, size: int):
+    if not isinstance(x, Tensor):
+        return x
+    if size > len(x):
+        raise ValueError(f"batch_sizes has {size}, but the data have {len(x)} rows.")
+    return x[:size]

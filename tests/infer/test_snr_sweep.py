@@ -1,0 +1,116 @@
+from functools import partial
+
+import pytest
+import torch
+
+from pyro_dgp import DRegIWELBO, PartiallyCollapsedIWELBO
+from pyro_dgp.infer import SNRPoint, SNRSweep, snr_sweep
+from tests.infer.models import vae
+
+ESTIMATORS = {"REG": PartiallyCollapsedIWELBO, "DReG": DRegIWELBO}
+
+
+def point(K, snr, error=0.01, **values):
+    values = {
+        "estimator": "REG", "K": K, "num_particles": 1, "batch_size": None, "group": "g",
+        "num_draws": 100, "snr": snr, "snr_error": error, "debiased": snr, "debiased_error": error,
+        "num_constant": 0, **values,
+    }  # fmt: skip
+    return SNRPoint(**values)
+
+
+def test_orders_of_a_vae():
+    """-1/2 and 1/2 in K for the guide, 1/2 in M; by draws in batches, so that they are many."""
+    case = vae()
+    case.setup()
+    common = {"groups": {"guide": ["log_c"]}, "num_draws": 10_000, "progress": False}
+    args = (case.args[0][:1],)
+    # The ordinary ELBO's share of the gradient does not vanish as K grows.
+    mixed = {
+        "CIWAE": partial(PartiallyCollapsedIWELBO, beta=0.5),
+        "VI": partial(PartiallyCollapsedIWELBO, beta=1.0),
+    }
+    sweep = snr_sweep(case.model, case.guide, args, ESTIMATORS | mixed, [8, 32, 128], **common)
+    for name, order in (("REG", -0.5), ("DReG", 0.5), ("CIWAE", 0.5), ("VI", 0.5)):
+        slope, error = sweep.slope(estimator=name, group="guide")
+        assert error < 0.1
+        assert abs(slope - order) < 3 * error + 0.03
+    sweep = snr_sweep(
+        case.model, case.guide, args, ESTIMATORS, [8], num_particles=[1, 4, 16], **common
+    )
+    for name in ESTIMATORS:
+        slope, error = sweep.slope(by="num_particles", estimator=name, group="guide")
+        assert abs(slope - 0.5) < 3 * error + 0.03
+
+
+def test_slope_of_known_points():
+    sweep = SNRSweep([point(K, 3 * K**-0.5) for K in (1, 10, 100)] + [point(1000, 0.001)])
+    slope, error = sweep.slope(estimator="REG", group="g")
+    assert slope == pytest.approx(-0.5)
+    assert 0 < error < 0.1
+    with pytest.raises(ValueError, match="not two values of K with a signal"):
+        sweep.slope(K=1000)
+
+
+def test_advice():
+    falling = SNRSweep([point(K, 3 * K**-0.5) for K in (1, 10, 100)])
+    assert "beyond K = 1 (SNR 3), more samples cost signal: 0.3 at K = 100" in falling.advice(
+        estimator="REG"
+    )
+    rising = SNRSweep([point(K, K**0.5) for K in (1, 10, 100)])
+    assert "no K tried costs signal" in rising.advice(estimator="REG")
+    with pytest.raises(ValueError, match="not two points"):
+        rising.advice(estimator="DReG")
+
+
+def test_an_interrupted_sweep_goes_on(tmp_path, monkeypatch):
+    case = vae()
+    case.setup()
+    path = tmp_path / "sweep.json"
+
+    def estimator(**options):
+        if options["K"] == 3:
+            raise KeyboardInterrupt
+        return DRegIWELBO(**options)
+
+    options = {"num_draws": 40, "path": path, "progress": False}
+    with pytest.raises(KeyboardInterrupt):
+        snr_sweep(case.model, case.guide, case.args, {"DReG": estimator}, [1, 2, 3], **options)
+    assert {p.K for p in SNRSweep.load(path).points} == {1, 2}
+    calls = []
+
+    def counting(**options):
+        calls.append(options["K"])
+        return DRegIWELBO(**options)
+
+    sweep = snr_sweep(case.model, case.guide, case.args, {"DReG": counting}, [1, 2, 3], **options)
+    assert calls == [3]
+    assert {(p.K, p.group) for p in sweep.points} == {(K, g) for K in (1, 2, 3) for g in case.init}
+    assert SNRSweep.load(path) == sweep
+
+
+def test_batch_sizes():
+    case = vae()
+    case.setup()
+    options = {"num_draws": 40, "progress": False, "groups": {"guide": ["a", "b"]}}
+    sweep = snr_sweep(
+        case.model, case.guide, case.args, ESTIMATORS, [2], batch_sizes=[1, 4], **options
+    )
+    assert {p.batch_size for p in sweep.points} == {1, 4}
+    with pytest.raises(ValueError, match="batch_sizes has 5, but the data have 4 rows"):
+        snr_sweep(case.model, case.guide, case.args, ESTIMATORS, [2], batch_sizes=[5], **options)
+
+
+def test_bad_files(tmp_path):
+    for text in ("[]", "{}", "no json", '{"points": [{"K": 1}]}'):
+        path = tmp_path / "bad.json"
+        path.write_text(text)
+        with pytest.raises(ValueError, match=r"bad\.json is no file of an SNR sweep"):
+            SNRSweep.load(path)
+
+
+def test_bad_K():
+    case = vae()
+    with pytest.raises(ValueError, match="K must be at least 1"):
+        snr_sweep(case.model, case.guide, case.args, ESTIMATORS, [0])
+    assert torch.is_grad_enabled()
