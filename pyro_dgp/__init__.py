@@ -1,7 +1,13 @@
 """Latent-variable deep Gaussian processes and importance-weighted ELBOs for Pyro."""
 
 from pyro_dgp.gp import GaussianEncoder, GaussianLikelihood, GPLayer, LatentDGP, LatentLayer
-from pyro_dgp.infer import DRegIWELBO, PartiallyCollapsedIWELBO, fit
+from pyro_dgp.infer import (
+    DRegIWELBO,
+    PartiallyCollapsedIWELBO,
+    SNRProfiler,
+    fit,
+    snr_sweep,
+)
 
 __version__ = "0.1.0"
 
@@ -13,5 +19,7 @@ __all__ = [
     "LatentDGP",
     "LatentLayer",
     "PartiallyCollapsedIWELBO",
+    "SNRProfiler",
     "fit",
+    "snr_sweep",
 ]

@@ -4,9 +4,11 @@ import argparse
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from pyro_dgp import __version__
+from pyro_dgp._checks import check_integer
 from pyro_dgp._files import write_json
 from pyro_dgp.experiments import datasets
 from pyro_dgp.experiments.runs import LOSSES, RunConfig, run
@@ -77,13 +79,18 @@ def _snr(args: argparse.Namespace) -> int:
 
     folder = Path(args.output)
     _check_folder(folder)
+    check_integer("--draws", args.draws, 20)
+    check_integer("--points", args.points, 1)
+    for number in args.samples:
+        check_integer("--samples", number, 1)
     figures = None if args.no_figure else _figures()
     config = _demo_config(args)
     _, dgp = run(config, progress=not args.quiet)
     data = datasets.load("demo", 0)
     like = dgp.layers[-1].Xu
-    X = torch.as_tensor(data.X_train[:1]).to(like)
-    y = torch.as_tensor(data.y_train[:1]).to(like)
+    rows = np.linspace(0, len(data.X_train) - 1, args.points).astype(int)
+    X = torch.as_tensor(data.X_train[rows]).to(like)
+    y = torch.as_tensor(data.y_train[rows]).to(like)
     sweep = paper.snr_against_K(
         dgp, X, y, args.samples, args.draws, seed=config.seed or 0, progress=not args.quiet
     )
@@ -102,9 +109,15 @@ def _snr(args: argparse.Namespace) -> int:
     print(f"points               {path}")
     if figures is not None:
         parameters = sorted({p.group for p in sweep.points} - {"encoder"})[:4]
-        some = [args.samples[0], args.samples[len(args.samples) // 2], args.samples[-1]]
+        some = sorted({args.samples[i] for i in (0, len(args.samples) // 2, -1)})
         draws = paper.gradient_draws(
-            dgp, X, y, sorted(set(some)), 10 * args.draws, config.seed or 0, not args.quiet
+            dgp,
+            X[-1:],
+            y[-1:],
+            sorted(set(some)),
+            10 * args.draws,
+            config.seed or 0,
+            not args.quiet,
         )
         for name, figure in (
             ("figure1", figures.snr_figure(sweep, parameters)),
@@ -216,7 +229,7 @@ def _parser() -> argparse.ArgumentParser:
     snr = commands.add_parser(
         "snr",
         help="signal-to-noise ratios of the encoder's gradient on the demo data",
-        description="Trains a model on the demo data and estimates, for one datum, the "
+        description="Trains a model on the demo data and estimates, for single data, the mean "
         "signal-to-noise ratio of the encoder's gradient against K, under the ordinary gradient "
         "(REG) and the doubly reparameterised one (DReG); prints a table with the fitted orders "
         "and draws the paper's Figures 1, 2 and 8.",
@@ -225,13 +238,14 @@ def _parser() -> argparse.ArgumentParser:
     snr.set_defaults(command=_snr)
     snr.add_argument("--no-figure", action="store_true", help="draw nothing")
     snr.add_argument("--draws", type=int, default=1000, help="gradients per estimate (1000)")
+    snr.add_argument("--points", type=int, default=10, help="data to average over (default 10)")
     snr.add_argument(
         "--samples",
         type=int,
         nargs="+",
         metavar="K",
-        default=[1, 5, *range(10, 101, 10)],
-        help="importance samples to profile (default 1 5 10 20 ... 100)",
+        default=[1, 5, 10, 20, 50, 100],
+        help="importance samples to profile (default 1 5 10 20 50 100)",
     )
     _common(snr, layers=2, K=10, steps=1500, lr=0.05)
     return parser

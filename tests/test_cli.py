@@ -5,6 +5,7 @@ import pytest
 
 from pyro_dgp import cli
 from pyro_dgp.experiments import figures
+from pyro_dgp.infer import SNRSweep
 
 DATA = Path(__file__).parent / "data"
 
@@ -48,7 +49,7 @@ def test_demo_without_matplotlib(monkeypatch, tmp_path, capsys):
     [
         (["train", "woods"], "Unknown data set 'woods'"),
         (["train", "protein"], "protein.csv.gz"),
-        (["train", "demo", "--K", "0", "--steps", "1"], "K must be at least 1"),
+        (["train", "demo", "--K", "0", "--steps", "1"], "--samples must be at least 1"),
         (["train", "demo", "--layers", "0", "--steps", "1"], "num_layers must be"),
         (["train", "demo", "--split", "-1"], "split must not be negative"),
         (["train", "demo", "--batch-size", "0", "--steps", "1"], "batch_size must be"),
@@ -88,3 +89,40 @@ def test_version(capsys):
     with pytest.raises(SystemExit):
         cli.main(["--version"])
     assert "pyro_dgp 0.1.0" in capsys.readouterr().out
+
+
+def test_snr(tmp_path, capsys):
+    args = [
+        "snr",
+        "--steps",
+        "20",
+        "--samples",
+        "1",
+        "10",
+        "--draws",
+        "40",
+        "--points",
+        "2",
+        "--quiet",
+    ]
+    assert cli.main([*args, "--output", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "DReG           10" in printed
+    points = SNRSweep.load(tmp_path / "snr.json").points
+    assert {(p.estimator, p.K) for p in points} == {
+        (e, K) for e in ("REG", "DReG") for K in (1, 10)
+    }
+    for name in ("figure1", "figure2", "figure8"):
+        assert (tmp_path / f"{name}.png").stat().st_size > 10_000
+
+
+def test_snr_bad_options(tmp_path, capsys):
+    file = tmp_path / "file"
+    file.write_text("")
+    for extra, message in (
+        (["--output", str(file)], "is a file; name a folder"),
+        (["--draws", "3", "--output", str(tmp_path)], "--draws must be at least 20"),
+        (["--samples", "0", "--output", str(tmp_path)], "--samples must be at least 1"),
+    ):
+        assert cli.main(["snr", "--steps", "2", "--quiet", "--no-figure", *extra]) == 2
+        assert message in capsys.readouterr().err

@@ -49,3 +49,12 @@ def test_importance_weighted_elbos(tmp_path):
     assert found["snr"][dreg][-1] > found["snr"][dreg][0] > 10 * found["snr"][ours][-1]
     gaps = {n: found["hierarchical evidence"] - p[-1][0] for n, p in found["hierarchical"].items()}
     assert gaps[renyi] > 4 * gaps[ours] > 0
+
+
+def test_signal_to_noise(tmp_path):
+    tutorial = runpy.run_path(str(TUTORIALS / "signal_to_noise.py"))
+    slopes = tutorial["main"](60, 100, (1, 10, 40), 2, tmp_path)
+    # After so few steps, and with so few draws, no more than that it runs can be said.
+    assert all(error > 0 for _, error in slopes.values())
+    for number in (1, 2, 8):
+        assert (tmp_path / f"snr_figure{number}.png").stat().st_size > 10_000

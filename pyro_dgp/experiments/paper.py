@@ -3,7 +3,9 @@
 Source: Rudner et al. (2021), section 4 and appendix B.
 """
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pyro
@@ -13,6 +15,7 @@ from pyro_dgp.gp import LatentDGP
 from pyro_dgp.infer import (
     DRegIWELBO,
     PartiallyCollapsedIWELBO,
+    SNRPoint,
     SNRProfiler,
     SNRSweep,
     snr_sweep,
@@ -48,29 +51,56 @@ def snr_against_K(
 ) -> SNRSweep:
     """SNR of the encoder's gradient by K, under both estimators: Figure 1.
 
+    As in the paper, of the gradient for one datum at a time, averaged over data. Single data differ
+    much: where the weights are unequal, DReG's gradient has long tails and K must be larger.
+
     :param LatentDGP dgp: A trained model.
-    :param torch.Tensor X: Inputs of the minibatch, one row in the paper.
-    :param torch.Tensor y: Its targets.
+    :param torch.Tensor X: Inputs of the data, ten in the paper.
+    :param torch.Tensor y: Their targets.
     :param K: Numbers of importance samples.
     :param int num_draws: Q.
     :param int seed: Of the draws.
-    :param path: See :func:`~pyro_dgp.infer.snr_sweep`.
+    :param path: Folder that gets the points of each datum, as they come; see
+        :func:`~pyro_dgp.infer.snr_sweep`.
     :param bool progress: Show a progress bar.
-    :returns: A point for the whole encoder ("encoder") and one for each of its parameters.
+    :returns: Points for the whole encoder ("encoder") and for each of its parameters.
     """
-    sites = encoder_sites(dgp, X, y)
+    sites = encoder_sites(dgp, X[:1], y[:1])
     groups = {"encoder": sites} | {site.split("$$$")[-1]: [site] for site in sites}
-    return snr_sweep(
-        dgp.model,
-        dgp.guide,
-        (X, y),
-        ESTIMATORS,
-        K,
-        groups=groups,
-        num_draws=num_draws,
-        seed=seed,
-        path=path,
-        progress=progress,
+    sweeps = [
+        snr_sweep(
+            dgp.model,
+            dgp.guide,
+            (X[row : row + 1], y[row : row + 1]),
+            ESTIMATORS,
+            K,
+            groups=groups,
+            num_draws=num_draws,
+            seed=seed,
+            path=None if path is None else Path(path) / f"snr_{row}.json",
+            progress=progress,
+        )
+        for row in range(len(X))
+    ]
+    return SNRSweep([_mean(points) for points in zip(*(s.points for s in sweeps), strict=True)])
+
+
+def _mean(points: Sequence[SNRPoint]) -> SNRPoint:
+    """One setting's point, averaged over data, with the error of the draws."""
+
+    def mean(name: str) -> float:
+        return sum(getattr(p, name) for p in points) / len(points)
+
+    def error(name: str) -> float:
+        return math.hypot(*(getattr(p, name) for p in points)) / len(points)
+
+    return replace(
+        points[0],
+        snr=mean("snr"),
+        snr_error=error("snr_error"),
+        debiased=mean("debiased"),
+        debiased_error=error("debiased_error"),
+        num_constant=sum(p.num_constant for p in points),
     )
 
 
@@ -85,7 +115,8 @@ def gradient_draws(
 ) -> dict[str, dict[int, Tensor]]:
     """Draws of the gradient by one encoder weight, [num_draws] by estimator and K: Figures 2 and 8.
 
-    The weight is that of the last layer with the strongest signal under DReG at the largest K.
+    For one datum. The weight is that of the last layer with the strongest signal under DReG at the
+    largest K.
     """
     site = [s for s in encoder_sites(dgp, X, y) if s.endswith("weight")][-1]
 
