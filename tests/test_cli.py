@@ -49,7 +49,7 @@ def test_demo_without_matplotlib(monkeypatch, tmp_path, capsys):
     [
         (["train", "woods"], "Unknown data set 'woods'"),
         (["train", "protein"], "protein.csv.gz"),
-        (["train", "demo", "--K", "0", "--steps", "1"], "--samples must be at least 1"),
+        (["train", "demo", "--K", "0", "--steps", "1"], "K must be at least 1"),
         (["train", "demo", "--layers", "0", "--steps", "1"], "num_layers must be"),
         (["train", "demo", "--split", "-1"], "split must not be negative"),
         (["train", "demo", "--batch-size", "0", "--steps", "1"], "batch_size must be"),
