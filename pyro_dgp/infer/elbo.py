@@ -404,8 +404,10 @@ class DRegIWELBO(PartiallyCollapsedIWELBO):
 
     :raises NotImplementedError: Besides the conditions there, if a ``Delta`` or ``pyro.factor``
         among the guide's local sites depends both on a local draw and on parameters, if a local
-        site's density cannot be evaluated (a flow without an inverse), or if local sites that
-        depend on each other are scaled or masked differently.
+        site's density cannot be evaluated (a flow without an inverse), if a scale is learned, or
+        if local sites that depend on each other are scaled differently, or masked differently
+        where the model reads what the guide's mask hides.
+    :raises ValueError: If the derivative of log q by a draw is not finite.
     """
 
     def _densities(self, samples: Samples) -> tuple[dict[str, Tensor], Terms, Terms]:

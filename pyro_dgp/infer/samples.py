@@ -27,6 +27,7 @@ class _PathWeights:
     columns: dict[tuple, tuple[slice, torch.Size]]
 
     def weigh(self, site: "_Site", gradient: Tensor) -> Tensor:
+        """The gradient by a draw, as the densities have it, made into the one for the sampler."""
         columns, shape = self.columns[site.group]
         batch_dim = gradient.dim() - site.event_dim
 
