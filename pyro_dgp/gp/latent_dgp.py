@@ -8,7 +8,7 @@ import numpy as np
 import pyro
 import pyro.poutine as poutine
 import torch
-from pyro.contrib.gp.kernels import RBF, Kernel
+from pyro.contrib.gp.kernels import Kernel
 from pyro.contrib.gp.likelihoods.likelihood import Likelihood
 from pyro.nn import PyroModule, PyroParam, pyro_method
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from pyro_dgp._checks import check_integer
 from pyro_dgp.gp.constraints import softplus_above
 from pyro_dgp.gp.encoders import GaussianEncoder
 from pyro_dgp.gp.initialization import inducing_inputs, principal_mixing, published_mixing
+from pyro_dgp.gp.kernels import RBF
 from pyro_dgp.gp.layers import GPLayer, LatentLayer
 from pyro_dgp.gp.likelihoods import GaussianLikelihood
 from pyro_dgp.gp.predictive import PredictiveMixture

@@ -163,7 +163,7 @@ class GPLayer(VariationalSparseGP):
         Luu = stable_cholesky(Kuu, self.jitter, self._pyro_name or type(self).__name__)
         Kff_diag = self.kernel(flat, diag=True)
         loc, var = whitened_conditional(
-            Luu, self.kernel(Xu, flat), Kff_diag, self.u_loc, self.u_scale_tril
+            Luu, self.kernel(flat, Xu), Kff_diag, self.u_loc, self.u_scale_tril
         )
         # sqrt has an infinite gradient at 0, where rounding can leave a variance.
         var = torch.maximum(var, self.jitter * Kff_diag.detach().unsqueeze(-1))

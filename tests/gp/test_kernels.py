@@ -1,0 +1,32 @@
+import pyro
+import pyro.contrib.gp.kernels as kernels
+import pytest
+import torch
+
+from pyro_dgp.gp.kernels import RBF
+
+
+@pytest.mark.parametrize("active_dims", [None, [0, 2], [2]])
+def test_values_and_gradients_are_those_of_pyro(active_dims):
+    D = 3 if active_dims is None else len(active_dims)
+    lengthscale, variance = 0.5 + torch.rand(D), torch.tensor(1.7)
+    X, Z, weight = torch.randn(6, 3), torch.randn(4, 3), torch.randn(6, 4)
+    found = []
+    for kind in (RBF, kernels.RBF):
+        pyro.clear_param_store()  # or the second would take over the parameters of the first
+        kernel = kind(D, variance, lengthscale, active_dims)
+        inputs = [X.requires_grad_(), Z.requires_grad_()]
+        inputs += [kernel.variance_unconstrained, kernel.lengthscale_unconstrained]
+        value = kernel(X, Z)
+        gradients = torch.autograd.grad((weight * value).sum(), inputs)
+        found.append([value, kernel(X), kernel(X, diag=True), *gradients])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+def test_far_inputs_are_unrelated():
+    X = torch.tensor([[0.0], [1e3], [1e8]], dtype=torch.float32)
+    with torch.no_grad():
+        K = RBF(1, torch.tensor(2.0, dtype=torch.float32))(X)
+    assert K.isfinite().all()
+    assert K[0, 1] == K[0, 2] == 0
