@@ -1,7 +1,10 @@
-"""One training run: a configuration in, a JSON record out."""
+"""One training run: a configuration in, a JSON record and a checkpoint out."""
 
+import json
 import platform
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 
 import numpy as np
 import pyro
@@ -9,14 +12,30 @@ import torch
 from pyro.infer import ELBO, TraceMeanField_ELBO
 from torch import Tensor
 
+from pyro_dgp._files import write_json
 from pyro_dgp.experiments import datasets
 from pyro_dgp.experiments.metrics import bound, evaluate
 from pyro_dgp.gp import GPLayer, LatentDGP
 from pyro_dgp.gp.conditional import whitened_kl
-from pyro_dgp.infer import DRegIWELBO, PartiallyCollapsedIWELBO, TrainingHistory, fit
+from pyro_dgp.infer import (
+    DRegIWELBO,
+    NonFiniteError,
+    PartiallyCollapsedIWELBO,
+    TrainingHistory,
+    fit,
+)
 from pyro_dgp.infer.training import paper_optimizer
 
-__all__ = ["LOSSES", "RunConfig", "run"]
+__all__ = [
+    "LOSSES",
+    "RunConfig",
+    "checkpoint_path",
+    "load_data",
+    "load_record",
+    "record_path",
+    "run",
+    "train",
+]
 
 LOSSES = ("dreg", "reg", "vi")
 
@@ -102,23 +121,23 @@ class RunConfig:
         return {"dreg": DRegIWELBO, "reg": PartiallyCollapsedIWELBO}[self.loss](K=self.K)
 
 
-def run(config: RunConfig, progress: bool = True) -> tuple[dict, LatentDGP]:
-    """Trains and evaluates a model.
+def train(
+    config: RunConfig,
+    checkpoint: str | Path | None = None,
+    progress: bool = True,
+    callback: Callable[[int, float], None] | None = None,
+) -> tuple[LatentDGP, TrainingHistory]:
+    """Trains a model.
 
-    :param RunConfig config: What to run.
+    :param RunConfig config: What to train.
+    :param checkpoint: See :func:`~pyro_dgp.infer.fit`. If it holds all steps, it is loaded.
     :param bool progress: Show a progress bar.
-    :returns: The record (plain numbers, strings, lists and dicts) and the trained model.
+    :param callback: See :func:`~pyro_dgp.infer.fit`.
     :raises ValueError: If the data set is unknown or not the right one, or an option out of range.
     :raises FileNotFoundError: If the data set is missing.
     """
-    data = datasets.load(config.dataset, config.split)
-    _check_device(config.device)
+    X, y, _, _ = load_data(config)
     seed = config.split if config.seed is None else config.seed
-
-    def tensor(array: np.ndarray) -> Tensor:
-        return torch.as_tensor(array, dtype=getattr(torch, config.dtype), device=config.device)
-
-    X, y = tensor(data.X_train), tensor(data.y_train)
     pyro.set_rng_seed(seed)
     dgp = LatentDGP.from_data(
         X,
@@ -130,42 +149,119 @@ def run(config: RunConfig, progress: bool = True) -> tuple[dict, LatentDGP]:
         encoder_widths=(20, 20) if config.learned_qz else None,
         mixing=config.mixing,
     )
-    loss = config.elbo()
     history = fit(
         dgp.model,
         dgp.guide,
-        loss,
+        config.elbo(),
         (X, y),
         num_steps=config.num_steps,
         batch_size=config.batch_size,
         optim=paper_optimizer(config.lr, config.lr_decay, config.lr_decay_steps),
         seed=seed,
         progress=progress,
+        callback=callback,
+        checkpoint=checkpoint,
     )
-    record = {
+    return dgp, history
+
+
+def load_data(config: RunConfig) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """X and y for training, X and y for testing, of a run's dtype and on its device.
+
+    :raises ValueError: If the data set is unknown or not the right one, or there is no such device.
+    :raises FileNotFoundError: If the data set is missing.
+    """
+    data = datasets.load(config.dataset, config.split)
+    _check_device(config.device)
+    dtype = getattr(torch, config.dtype)
+    arrays = data.X_train, data.y_train, data.X_test, data.y_test
+    return tuple(torch.as_tensor(a, dtype=dtype, device=config.device) for a in arrays)
+
+
+def checkpoint_path(config: RunConfig, folder: str | Path) -> Path:
+    """Where :func:`run` keeps the model."""
+    return Path(folder) / f"{config.name}.pt"
+
+
+def record_path(config: RunConfig, folder: str | Path) -> Path:
+    """Where :func:`run` writes the record."""
+    return Path(folder) / f"{config.name}.json"
+
+
+def load_record(path: str | Path) -> tuple[RunConfig, dict]:
+    """A record, and the configuration of its run.
+
+    :raises ValueError: If the file is no record of :func:`run`.
+    :raises FileNotFoundError: If there is no such file.
+    """
+    try:
+        record = json.loads(Path(path).read_text())
+        return RunConfig(**record["config"]), record
+    except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is no record of a run.") from error
+
+
+def run(
+    config: RunConfig, folder: str | Path | None = None, progress: bool = True
+) -> tuple[dict, LatentDGP]:
+    """Trains and evaluates a model.
+
+    :param RunConfig config: What to run.
+    :param folder: Gets the record and a checkpoint, from which an interrupted run goes on, with the
+        same result. A run whose record is there is not run again.
+    :param bool progress: Show a progress bar.
+    :returns: The record (plain numbers, strings, lists and dicts) and the trained model. After
+        Ctrl-C the record is that of the steps done, and is not written.
+    :raises ValueError: If the data set is unknown or not the right one, or an option out of range.
+    :raises FileNotFoundError: If the data set is missing.
+    :raises NonFiniteError: If training broke down; a record with the error is written.
+    """
+    if folder is not None and Path(folder).exists() and not Path(folder).is_dir():
+        raise ValueError(f"{folder} is a file; name a folder for the results.")
+    checkpoint = None if folder is None else checkpoint_path(config, folder)
+    path = None if folder is None else record_path(config, folder)
+    try:
+        dgp, history = train(config, checkpoint, progress)
+    except NonFiniteError as error:
+        if path is not None:
+            record = {"config": asdict(config), "error": str(error), "steps_done": error.step}
+            write_json(record, path)
+        raise
+    if path is not None and path.exists():
+        _, record = load_record(path)
+        if "error" not in record:
+            return record, dgp
+    record = _record(config, dgp, history)
+    if path is not None and not history.interrupted:
+        write_json(record, path)
+    return record, dgp
+
+
+def _record(config: RunConfig, dgp: LatentDGP, history: TrainingHistory) -> dict:
+    X, y, X_test, y_test = load_data(config)
+    return {
         "config": asdict(config),
         "num_train": len(X),
-        "num_test": len(data.X_test),
+        "num_test": len(X_test),
         "steps_done": len(history.losses),
         "seconds": history.seconds,
         "seconds_per_step": history.seconds / max(1, len(history.losses)),
         "interrupted": history.interrupted,
         "history": _thinned(history),
-        "train_bound": bound(dgp, loss, X, y),
+        "train_bound": bound(dgp, config.elbo(), X, y),
         "noise_variance": dgp.likelihood.variance.item(),
         "kl": [
             whitened_kl(layer.u_loc, layer.u_scale_tril).sum().item()
             for layer in dgp.layers
             if isinstance(layer, GPLayer)
         ],
-        **evaluate(dgp, tensor(data.X_test), tensor(data.y_test), config.num_test_samples),
+        **evaluate(dgp, X_test, y_test, config.num_test_samples),
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,
             "pyro": pyro.__version__,
         },
     }
-    return record, dgp
 
 
 def _check_device(device: str) -> None:

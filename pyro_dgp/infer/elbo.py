@@ -47,7 +47,7 @@ from pyro_dgp.infer.particles import (
     with_values,
 )
 from pyro_dgp.infer.paths import Gates, leaves, reaches
-from pyro_dgp.infer.random_state import random_state, set_random_state
+from pyro_dgp.infer.random_state import random_state, set_random_state, untouched_random_state
 from pyro_dgp.infer.samples import Samples, Terms
 
 __all__ = ["DRegIWELBO", "PartiallyCollapsedIWELBO"]
@@ -346,7 +346,8 @@ class PartiallyCollapsedIWELBO(ELBO):
         known = self._structure
         if known is not None and known.model() == model and known.guide() == guide:
             return known
-        with poutine.block(), torch.enable_grad():
+        # A new loss must not change the draws of a training that goes on.
+        with poutine.block(), torch.enable_grad(), untouched_random_state():
             with marked_draws():
                 guide_trace = _guide_trace(guide, guide, args, kwargs)
             replay = poutine.replay(model, trace=guide_trace)

@@ -1,9 +1,12 @@
 """fit(): a thin loop over SVI."""
 
 import math
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pyro
 import pyro.optim
@@ -15,6 +18,7 @@ from pyro.optim.lr_scheduler import PyroLRScheduler
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from pyro_dgp.infer.checkpoint import load_checkpoint, save_checkpoint
 from pyro_dgp.infer.particles import log_prob, random_sites
 
 __all__ = ["NonFiniteError", "TrainingHistory", "fit", "minibatches", "paper_optimizer"]
@@ -40,8 +44,8 @@ class NonFiniteError(ArithmeticError):
 class TrainingHistory:
     """What happened in :func:`fit`.
 
-    :param list losses: The loss (negative bound) of every step.
-    :param float seconds: Wall-clock time of the loop.
+    :param list losses: The loss (negative bound) of every step, those before a checkpoint included.
+    :param float seconds: Wall-clock time of the loop, likewise.
     :param bool interrupted: Whether Ctrl-C ended it.
     """
 
@@ -76,6 +80,8 @@ def fit(
     seed: int = 0,
     progress: bool = True,
     callback: Callable[[int, float], None] | None = None,
+    checkpoint: str | Path | None = None,
+    checkpoint_interval: float = 30.0,
 ) -> TrainingHistory:
     """Minimises ``loss`` with minibatches in a shuffled order.
 
@@ -83,7 +89,7 @@ def fit(
     :param guide: Called as ``guide(*batch)``.
     :param ~pyro.infer.ELBO loss: For instance :class:`~pyro_dgp.infer.DRegIWELBO`.
     :param data: Tensors with one number of rows N, for instance ``(X, y)``.
-    :param int num_steps: Number of gradient steps.
+    :param int num_steps: Number of gradient steps, those of a checkpoint included.
     :param int batch_size: B, at most N is used; None for all data at every step.
     :param optim: None for :func:`paper_optimizer`. Give the same one again, with another ``seed``,
         to go on where a call stopped; a ``PyroLRScheduler`` is stepped after every step.
@@ -91,10 +97,17 @@ def fit(
         global generator, which ``pyro.set_rng_seed`` fixes.
     :param bool progress: Show a progress bar.
     :param callback: Called as ``callback(step, loss)`` after every step.
-    :returns: The losses and the time. Ctrl-C ends the loop and returns what there is.
+    :param checkpoint: File that gets, now and then and at the end, what it takes to go on:
+        parameters (not the buffers of modules), optimiser, random state. If it is there, training
+        starts from it and ends with the numbers of a run that was never interrupted, to the last
+        bit on the same machine.
+    :param float checkpoint_interval: Seconds between two checkpoints.
+    :returns: The losses and the time. Ctrl-C ends the loop after the step at hand, saves a
+        checkpoint if there is to be one, and returns what there is; a second one ends it at once.
     :raises NonFiniteError: If a loss or a gradient is not finite; no parameter has been touched by
         that step. (Pyro itself refuses NaN in a distribution's parameters, with a ``ValueError``.)
-    :raises ValueError: If the tensors differ in their number of rows or an option is out of range.
+    :raises ValueError: If the tensors differ in their number of rows, an option is out of range, or
+        the checkpoint is damaged, beyond ``num_steps``, or that of another model or other settings.
     """
     if num_steps < 0:
         raise ValueError(f"num_steps must not be negative, but it is {num_steps}.")
@@ -103,11 +116,34 @@ def fit(
     guarded = _Guard(loss)
     svi = SVI(model, guide, optim, loss=loss.loss, loss_and_grads=guarded)
     batches = minibatches(data, batch_size, seed)
-    start = time.perf_counter()
-    bar = tqdm(total=num_steps, disable=not progress, unit="step")
+    settings = {"batch_size": batch_size, "seed": seed, "num_rows": len(data[0])}
+    if checkpoint is not None and Path(checkpoint).exists():
+        start = next(minibatches(data, batch_size, seed))
+        found = load_checkpoint(checkpoint, model, guide, start, optim)
+        _check_same(checkpoint, found["settings"], settings)
+        if len(found["losses"]) > num_steps:
+            raise ValueError(
+                f"The checkpoint {checkpoint} has {len(found['losses'])} steps, more than "
+                f"num_steps={num_steps}. Remove it to start anew."
+            )
+        history.losses, history.seconds = list(found["losses"]), found["seconds"]
+        batches.load_state(found["batches"])
+
+    def save() -> None:
+        state = {
+            "settings": settings,
+            "losses": history.losses,
+            "seconds": history.seconds + time.perf_counter() - start_time,
+            "batches": batches.state(),
+        }
+        save_checkpoint(checkpoint, guarded.parameters, optim, state)
+
+    first = len(history.losses)
+    start_time = saved_time = time.perf_counter()
+    bar = tqdm(total=num_steps, initial=first, disable=not progress, unit="step")
     try:
-        with bar:
-            for step in range(num_steps):
+        with bar, _Interrupt() as interrupt:
+            for step in range(first, num_steps):
                 guarded.step = step
                 value = svi.step(*next(batches))
                 if isinstance(optim, PyroLRScheduler):
@@ -118,12 +154,53 @@ def fit(
                 bar.update()
                 if step % 10 == 0:
                     bar.set_postfix(loss=f"{value:.4g}", refresh=False)
+                now = time.perf_counter()
+                last = step + 1 == num_steps or interrupt.seen
+                if checkpoint is not None and (last or now - saved_time >= checkpoint_interval):
+                    save()
+                    saved_time = now
+                if interrupt.seen:
+                    history.interrupted = step + 1 < num_steps
+                    break
     except KeyboardInterrupt:
         history.interrupted = True
     finally:
         guarded.clear_gradients()
-        history.seconds = time.perf_counter() - start
+        history.seconds += time.perf_counter() - start_time
     return history
+
+
+class _Interrupt:
+    """Inside, the first Ctrl-C only sets ``seen``; the second raises ``KeyboardInterrupt``."""
+
+    def __init__(self) -> None:
+        self.seen = False
+        self.previous = None
+
+    def __enter__(self) -> "_Interrupt":
+        # Only the main thread may, and needs to, handle signals; a handler of the caller's stays.
+        mine = threading.current_thread() is threading.main_thread()
+        if mine and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            self.previous = signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def _handle(self, number, frame) -> None:
+        if self.seen:
+            raise KeyboardInterrupt
+        self.seen = True
+
+    def __exit__(self, *_) -> None:
+        if self.previous is not None:
+            signal.signal(signal.SIGINT, self.previous)
+
+
+def _check_same(path: str | Path, found: dict, settings: dict) -> None:
+    for name, value in settings.items():
+        if found[name] != value:
+            raise ValueError(
+                f"The checkpoint {path} was made with {name}={found[name]}, not {value}. Remove it "
+                "to start anew."
+            )
 
 
 def _advance(scheduler: PyroLRScheduler, loss: float) -> None:
@@ -131,9 +208,7 @@ def _advance(scheduler: PyroLRScheduler, loss: float) -> None:
     scheduler.step(loss) if plateau else scheduler.step()
 
 
-def minibatches(
-    data: Sequence[Tensor], batch_size: int | None, seed: int
-) -> Iterator[tuple[Tensor, ...]]:
+def minibatches(data: Sequence[Tensor], batch_size: int | None, seed: int) -> "_Minibatches":
     """An endless stream of batches of one size: shuffled passes over the rows, end to end.
 
     :param data: Tensors with one number of rows N.
@@ -149,20 +224,30 @@ def minibatches(
     (size,) = num_rows
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size must be at least 1 or None, but it is {batch_size}.")
-    return _stream(tuple(data), size, size if batch_size is None else batch_size, seed)
+    return _Minibatches(tuple(data), size, size if batch_size is None else batch_size, seed)
 
 
-def _stream(data: tuple[Tensor, ...], size: int, batch_size: int, seed: int):
-    generator = torch.Generator().manual_seed(seed)
-    if batch_size >= size:
-        while True:
-            yield data
-    left = torch.empty(0, dtype=torch.long)
-    while True:
-        while len(left) < batch_size:
-            left = torch.cat([left, torch.randperm(size, generator=generator)])
-        index, left = left[:batch_size], left[batch_size:]
-        yield tuple(tensor[index.to(tensor.device)] for tensor in data)
+class _Minibatches(Iterator):
+    def __init__(self, data: tuple[Tensor, ...], size: int, batch_size: int, seed: int) -> None:
+        self.data, self.size, self.batch_size = data, size, batch_size
+        self.generator = torch.Generator().manual_seed(seed)
+        self.left = torch.empty(0, dtype=torch.long)
+
+    def __next__(self) -> tuple[Tensor, ...]:
+        if self.batch_size >= self.size:
+            return self.data
+        while len(self.left) < self.batch_size:
+            self.left = torch.cat([self.left, torch.randperm(self.size, generator=self.generator)])
+        index, self.left = self.left[: self.batch_size], self.left[self.batch_size :]
+        return tuple(tensor[index.to(tensor.device)] for tensor in self.data)
+
+    def state(self) -> dict[str, Tensor]:
+        """Where the stream is, for :meth:`load_state`."""
+        return {"generator": self.generator.get_state(), "left": self.left.clone()}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        self.generator.set_state(state["generator"])
+        self.left = state["left"]
 
 
 class _Guard:

@@ -1,0 +1,163 @@
+"""Training that goes on from a checkpoint is training that never stopped."""
+
+import signal
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer.autoguide import AutoNormal
+
+from pyro_dgp import DRegIWELBO, LatentDGP, fit
+from pyro_dgp.infer.training import paper_optimizer
+
+X = torch.linspace(-1, 1, 30, dtype=torch.float64).unsqueeze(-1)
+Y = (3 * X).sin().squeeze(-1)
+
+OPTIMIZERS = {
+    "adam with a schedule": lambda: paper_optimizer(0.02, 0.5, 2),
+    "momentum": lambda: pyro.optim.SGD({"lr": 1e-4, "momentum": 0.9}),
+    "clipped adam": lambda: pyro.optim.ClippedAdam({"lr": 0.01, "lrd": 0.9}),
+    "plateau": lambda: pyro.optim.ReduceLROnPlateau(
+        {"optimizer": torch.optim.Adam, "optim_args": {"lr": 0.05}, "patience": 1, "factor": 0.5}
+    ),
+}
+
+
+def new_model():
+    """Initial values are one thing that must not depend on the model's name or number."""
+    pyro.set_rng_seed(3)
+    return LatentDGP.from_data(X, Y, num_layers=1, num_inducing=5)
+
+
+def train(dgp, num_steps, optim, **kwargs):
+    options = {"batch_size": 8, "seed": 5, "progress": False} | kwargs
+    return fit(
+        dgp.model, dgp.guide, DRegIWELBO(K=2), (X, Y), num_steps=num_steps, optim=optim, **options
+    )
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_exact_resume(name, tmp_path):
+    whole = new_model()
+    expected = train(whole, 14, OPTIMIZERS[name]())
+    path = tmp_path / "new" / "checkpoint.pt"
+    for stop in (6, 7, 14):
+        part = new_model()
+        if path.exists():
+            torch.randn(stop)  # a process that did other things before
+        history = train(part, stop, OPTIMIZERS[name](), checkpoint=path)
+        assert len(history.losses) == stop
+    assert history.losses == expected.losses
+    for ours, theirs in zip(part.parameters(), whole.parameters(), strict=True):
+        assert ours.equal(theirs)
+    assert torch.rand(1).equal(_random_number_after(whole))
+
+
+def _random_number_after(whole):
+    """The next number after an uninterrupted run."""
+    train(new_model(), 14, paper_optimizer())
+    return torch.rand(1)
+
+
+def test_all_steps_done_only_loads(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    first = new_model()
+    expected = train(first, 3, paper_optimizer(), checkpoint=path)
+    written = path.stat().st_mtime_ns
+    again = new_model()
+    assert train(again, 3, paper_optimizer(), checkpoint=path).losses == expected.losses
+    assert path.stat().st_mtime_ns == written
+    for ours, theirs in zip(again.parameters(), first.parameters(), strict=True):
+        assert ours.equal(theirs)
+    with pytest.raises(ValueError, match="has 3 steps, more than num_steps=2"):
+        train(new_model(), 2, paper_optimizer(), checkpoint=path)
+
+
+def test_plain_functions_and_lazy_guides(tmp_path):
+    def model(y):
+        scale = pyro.param("scale", torch.tensor(1.0), dist.constraints.positive)
+        with pyro.plate("data", len(y)):
+            z = pyro.sample("z", dist.Normal(0, scale))
+            pyro.sample("y", dist.Normal(z, 0.5), obs=y)
+
+    def go(num_steps, **kwargs):
+        pyro.clear_param_store()
+        pyro.set_rng_seed(0)
+        guide = AutoNormal(model)
+        options = {"batch_size": None, "optim": pyro.optim.Adam({"lr": 0.1}), "progress": False}
+        fit(model, guide, DRegIWELBO(K=3), (Y,), num_steps=num_steps, **options, **kwargs)
+        return {n: p.detach().clone() for n, p in pyro.get_param_store().items()}
+
+    expected = go(9)
+    go(4, checkpoint=tmp_path / "c.pt")
+    found = go(9, checkpoint=tmp_path / "c.pt")
+    assert found.keys() == expected.keys()
+    assert all(found[name].equal(expected[name]) for name in expected)
+
+
+def test_ctrl_c_ends_after_the_step_and_saves(tmp_path):
+    def press(step, loss):
+        if step == 3 and len(presses) < 1:
+            presses.append(step)
+            signal.raise_signal(signal.SIGINT)
+
+    presses = []
+    path = tmp_path / "checkpoint.pt"
+    history = train(new_model(), 8, paper_optimizer(), checkpoint=path, callback=press)
+    assert history.interrupted
+    assert len(history.losses) == 4
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    resumed = train(new_model(), 8, paper_optimizer(), checkpoint=path)
+    assert not resumed.interrupted
+    assert resumed.losses == train(new_model(), 8, paper_optimizer()).losses
+
+
+def test_a_second_ctrl_c_does_not_wait():
+    class Stuck(pyro.optim.PyroOptim):
+        def __call__(self, params):
+            for _ in range(2):
+                signal.raise_signal(signal.SIGINT)
+            raise AssertionError
+
+    history = train(new_model(), 8, Stuck(torch.optim.SGD, {"lr": 0.1}))
+    assert history.interrupted
+    assert history.losses == []
+
+
+def test_checkpoints_that_do_not_fit(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    train(new_model(), 2, paper_optimizer(), checkpoint=path)
+    for other in (
+        LatentDGP.from_data(X, Y, num_layers=1, num_inducing=6),
+        LatentDGP.from_data(X, Y, num_layers=2, num_inducing=5),
+        LatentDGP.from_data(X, Y, num_layers=1, num_inducing=5, latent_dim=0),
+    ):
+        with pytest.raises(ValueError, match="the checkpoint of another model"):
+            train(other, 4, paper_optimizer(), checkpoint=path)
+    for name, value in (("batch_size", 9), ("seed", 6)):
+        with pytest.raises(ValueError, match=f"made with {name}=.*, not {value}"):
+            train(new_model(), 4, paper_optimizer(), checkpoint=path, **{name: value})
+
+
+@pytest.mark.parametrize("damage", [b"", b"not a checkpoint", None])
+def test_damaged_checkpoints(tmp_path, damage):
+    path = tmp_path / "checkpoint.pt"
+    train(new_model(), 2, paper_optimizer(), checkpoint=path)
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2] if damage is None else damage)
+    with pytest.raises(ValueError, match=r"checkpoint.pt is no checkpoint, or a damaged one"):
+        train(new_model(), 4, paper_optimizer(), checkpoint=path)
+
+
+def test_a_file_that_runs_code_when_loaded_is_refused(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (touched.append, (1,))
+
+    touched = []
+    path = tmp_path / "checkpoint.pt"
+    torch.save({"format": Evil()}, path)
+    with pytest.raises(ValueError, match="no checkpoint"):
+        train(new_model(), 4, paper_optimizer(), checkpoint=path)
+    assert touched == []
