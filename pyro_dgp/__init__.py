@@ -3,6 +3,7 @@
 from pyro_dgp.gp import GaussianEncoder, GaussianLikelihood, GPLayer, LatentDGP, LatentLayer
 from pyro_dgp.infer import (
     DRegIWELBO,
+    NaturalGradient,
     PartiallyCollapsedIWELBO,
     SNRProfiler,
     fit,
@@ -18,6 +19,7 @@ __all__ = [
     "GaussianLikelihood",
     "LatentDGP",
     "LatentLayer",
+    "NaturalGradient",
     "PartiallyCollapsedIWELBO",
     "SNRProfiler",
     "fit",

@@ -1,17 +1,24 @@
-"""The command line: ``pyro-dgp demo``, ``pyro-dgp train`` and ``pyro-dgp snr``."""
+"""The command line: ``pyro-dgp demo``, ``train``, ``snr`` and ``reproduce``."""
 
 import argparse
 import sys
+from dataclasses import fields, replace
 from pathlib import Path
-
-import numpy as np
-import torch
 
 from pyro_dgp import __version__
 from pyro_dgp._checks import check_integer
-from pyro_dgp._files import write_json
 from pyro_dgp.experiments import datasets
-from pyro_dgp.experiments.runs import LOSSES, RunConfig, run
+from pyro_dgp.experiments.reproduce import STUDIES
+from pyro_dgp.experiments.runs import (
+    LOSSES,
+    RunConfig,
+    checkpoint_path,
+    load_record,
+    record_path,
+    run,
+)
+from pyro_dgp.experiments.studies import demo_config, some_data, trained
+from pyro_dgp.experiments.table1 import FORMATS, read_evaluations, table1
 
 __all__ = ["main"]
 
@@ -40,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _demo(args: argparse.Namespace) -> int:
     figures = None if args.no_figure else _figures()
-    return _run(args, _demo_config(args), Path(args.output) / "demo.json", figures)
+    return _run(args, _demo_config(args), figures)
 
 
 def _figures():
@@ -56,22 +63,8 @@ def _figures():
 
 
 def _demo_config(args: argparse.Namespace) -> RunConfig:
-    return RunConfig(
-        "demo",
-        seed=args.seed,
-        K=args.K,
-        num_layers=args.layers,
-        num_inducing=50,
-        noise_variance=0.1,
-        num_steps=args.steps,
-        batch_size=256,
-        lr=args.lr,
-        lr_decay=0.93,
-        lr_decay_steps=max(1, args.steps // 30),
-        mixing="principal",
-        dtype=args.dtype,
-        num_test_samples=2000,
-    )
+    config = demo_config(args.steps, args.layers, args.K, args.lr)
+    return replace(config, seed=args.seed, dtype=args.dtype)
 
 
 def _snr(args: argparse.Namespace) -> int:
@@ -84,16 +77,19 @@ def _snr(args: argparse.Namespace) -> int:
     for number in args.samples:
         check_integer("--samples", number, 1)
     figures = None if args.no_figure else _figures()
-    config = _demo_config(args)
-    _, dgp = run(config, progress=not args.quiet)
-    data = datasets.load("demo", 0)
-    like = dgp.layers[-1].Xu
-    rows = np.linspace(0, len(data.X_train) - 1, args.points).astype(int)
-    X = torch.as_tensor(data.X_train[rows]).to(like)
-    y = torch.as_tensor(data.y_train[rows]).to(like)
-    sweep = paper.snr_against_K(
-        dgp, X, y, args.samples, args.draws, seed=config.seed or 0, progress=not args.quiet
-    )
+    progress = not args.quiet
+    if args.record is None:
+        config, source = _demo_config(args), folder
+    else:
+        config, source = load_record(args.record)[0], Path(args.record).parent
+        if not checkpoint_path(config, source).exists():
+            raise ValueError(
+                f"The model of {args.record} is not there: {checkpoint_path(config, source)}."
+            )
+    dgp = trained(config, source, progress)
+    _, X, y = some_data(config, args.points)
+    seed = config.seed or 0
+    sweep = paper.snr_against_K(dgp, X, y, args.samples, args.draws, seed, progress=progress)
     path = folder / "snr.json"
     sweep.save(path)
     print("estimator       K      SNR   +-       debiased")
@@ -110,23 +106,51 @@ def _snr(args: argparse.Namespace) -> int:
     if figures is not None:
         parameters = sorted({p.group for p in sweep.points} - {"encoder"})[:4]
         some = sorted({args.samples[i] for i in (0, len(args.samples) // 2, -1)})
-        draws = paper.gradient_draws(
-            dgp,
-            X[-1:],
-            y[-1:],
-            sorted(set(some)),
-            10 * args.draws,
-            config.seed or 0,
-            not args.quiet,
+        draws = paper.gradient_draws(dgp, X[:1], y[:1], some, 10 * args.draws, seed, progress)
+        _save_figure(figures.snr_figure(sweep, parameters), folder / "snr.png")
+        _save_figure(figures.histogram_figure(draws), folder / "gradients.png")
+    return 0
+
+
+def _save_figure(figure, image: Path) -> None:
+    figure.savefig(image, dpi=120)
+    print(f"figure               {image}")
+
+
+def _reproduce(args: argparse.Namespace) -> int:
+    if args.published is not None:
+        return _published(args)
+    folder = Path(args.output)
+    _check_folder(folder)
+    study = STUDIES[args.what]
+    given = {f.name: getattr(args, f.name) for f in fields(study.size)}
+    given = {n: tuple(v) if isinstance(v, list) else v for n, v in given.items() if v is not None}
+    size = replace(study.size, **given)
+    figures = None if args.no_figure or study.draw is None else _figures()
+    print(f"{args.what}: {size}", file=sys.stderr)
+    try:
+        results = study.compute(size, folder, not args.quiet)
+    except KeyboardInterrupt:
+        print(
+            f"pyro-dgp: interrupted; what is done is in {folder}, and the same command goes on.",
+            file=sys.stderr,
         )
-        for name, figure in (
-            ("figure1", figures.snr_figure(sweep, parameters)),
-            ("figure2", figures.histogram_figure(draws)),
-            ("figure8", figures.histogram_figure(draws, common_axis=False)),
-        ):
-            image = folder / f"{name}.png"
-            figure.savefig(image, dpi=120)
-            print(f"{name:<20} {image}")
+        return 130
+    text = "\n".join(study.table(results)).rstrip() + "\n"
+    print(text, end="")
+    for suffix, content in ({".txt": text} | study.files(results)).items():
+        path = folder / f"{args.what}{suffix}"
+        path.write_text(content)
+        print(f"table                {path}")
+    if figures is not None:
+        _save_figure(study.draw(results), folder / f"{args.what}.png")
+    return 0
+
+
+def _published(args: argparse.Namespace) -> int:
+    if args.what != "table1":
+        raise ValueError(f"--published belongs to table1, not to {args.what}.")
+    print(FORMATS[args.format](table1(read_evaluations(args.published), args.outliers)))
     return 0
 
 
@@ -148,18 +172,27 @@ def _train(args: argparse.Namespace) -> int:
         num_steps=args.steps,
         batch_size=args.batch_size,
         lr=args.lr,
+        natural_lr=args.natural_lr,
         mixing=args.mixing,
         dtype=args.dtype,
         device=args.device,
         num_test_samples=args.test_samples,
+        num_evaluations=args.evaluations,
     )
-    return _run(args, config, Path(args.output) / f"{config.name}.json", None)
+    return _run(args, config, None)
 
 
-def _run(args: argparse.Namespace, config: RunConfig, path: Path, figures) -> int:
-    _check_folder(path.parent)
-    record, dgp = run(config, progress=not args.quiet)
-    write_json(record, path)
+def _run(args: argparse.Namespace, config: RunConfig, figures) -> int:
+    folder = Path(args.output)
+    _check_folder(folder)
+    record, dgp = run(config, folder, progress=not args.quiet)
+    if record["interrupted"]:
+        print(
+            f"pyro-dgp: interrupted after {record['steps_done']} steps, which are saved; the same "
+            "command goes on.",
+            file=sys.stderr,
+        )
+        return 130
     label = "bound (VI)" if config.loss == "vi" else f"bound (K={config.K})"
     print(
         f"{label:<20} {record['train_bound']:.2f}"
@@ -170,17 +203,11 @@ def _run(args: argparse.Namespace, config: RunConfig, path: Path, figures) -> in
         f"noise variance       {record['noise_variance']:.2e}\n"
         f"time                 {record['seconds']:.1f} s for {record['steps_done']} steps"
         f" ({1e3 * record['seconds_per_step']:.1f} ms per step)\n"
-        f"record               {path}"
+        f"record               {record_path(config, folder)}"
     )
     if figures is not None:
-        image = path.with_suffix(".png")
-        figures.demo_figure(dgp, datasets.load(config.dataset, config.split)).savefig(
-            image, dpi=120
-        )
-        print(f"figure               {image}")
-    if record["interrupted"]:
-        print("pyro-dgp: interrupted; the record holds the steps done.", file=sys.stderr)
-        return 130
+        data = datasets.load(config.dataset, config.split)
+        _save_figure(figures.demo_figure(dgp, data), folder / "demo.png")
     return 0
 
 
@@ -223,19 +250,30 @@ def _parser() -> argparse.ArgumentParser:
         help="mixing matrix of the hidden layers (default: that of the published numbers)",
     )
     train.add_argument("--device", default="cpu", help="torch device (default cpu)")
+    train.add_argument(
+        "--natural-lr",
+        type=float,
+        default=0.0,
+        help="step of natural gradients for the last layer, 0.01 in the paper (default 0: Adam)",
+    )
     train.add_argument("--test-samples", type=int, default=10_000, help="default 10000")
+    train.add_argument(
+        "--evaluations", type=int, default=1, help="of the test log-likelihood; 10 in the paper"
+    )
     _common(train, layers=2, K=50, steps=3000, lr=0.005)
 
     snr = commands.add_parser(
         "snr",
-        help="signal-to-noise ratios of the encoder's gradient on the demo data",
-        description="Trains a model on the demo data and estimates, for single data, the mean "
-        "signal-to-noise ratio of the encoder's gradient against K, under the ordinary gradient "
-        "(REG) and the doubly reparameterised one (DReG); prints a table with the fitted orders "
-        "and draws the paper's Figures 1, 2 and 8.",
-        epilog="example: pyro-dgp snr --samples 1 10 100 1000 --draws 1000",
+        help="signal-to-noise ratios of the encoder's gradient",
+        description="Estimates, for single data, the mean signal-to-noise ratio of the encoder's "
+        "gradient against K, under the ordinary gradient (REG) and the doubly reparameterised one "
+        "(DReG); prints a table with the fitted orders, and draws the ratios and the gradients' "
+        "histograms. Of a model that `pyro-dgp train` made, or else of one of the demo data, which "
+        "is trained first.",
+        epilog="example: pyro-dgp snr results/forest_split0_dreg_K50.json --samples 1 10 100",
     )
     snr.set_defaults(command=_snr)
+    snr.add_argument("record", nargs="?", help="JSON record of a run, with its model beside it")
     snr.add_argument("--no-figure", action="store_true", help="draw nothing")
     snr.add_argument("--draws", type=int, default=1000, help="gradients per estimate (1000)")
     snr.add_argument("--points", type=int, default=10, help="data to average over (default 10)")
@@ -247,8 +285,61 @@ def _parser() -> argparse.ArgumentParser:
         default=[1, 5, 10, 20, 50, 100],
         help="importance samples to profile (default 1 5 10 20 50 100)",
     )
-    _common(snr, layers=2, K=10, steps=1500, lr=0.05)
+    _common(snr, layers=2, K=10, steps=2000, lr=0.02)
+
+    reproduce = commands.add_parser(
+        "reproduce",
+        help="make one of the paper's figures, or its table",
+        description="Trains the models of one of the paper's figures or of its table, computes "
+        "what is shown, writes a table and draws the figure. Models and results go to the output "
+        "folder as they come: an interrupted command goes on when it is given again. Options size "
+        "the study; the defaults, which depend on the figure, take minutes to days.",
+        epilog="example: pyro-dgp reproduce figure3 --datasets forest --steps 1000 --draws 200",
+    )
+    reproduce.set_defaults(command=_reproduce)
+    reproduce.add_argument("what", choices=tuple(STUDIES))
+    for option, kind, many, text in (
+        ("--datasets", str, True, "data sets"),
+        ("--layers", int, True, "depths of the models"),
+        ("--steps", int, False, "training steps of each model"),
+        ("--train-K", int, False, "importance samples in training"),
+        ("--points", int, False, "training points to average over"),
+        ("--draws", int, False, "gradients per estimate"),
+        ("--samples", int, True, "importance samples to profile"),
+        ("--seeds", int, False, "models of each kind"),
+        ("--splits", int, False, "train-test splits (table1, figures 4 and 6)"),
+        ("--test-samples", int, False, "samples per test row"),
+        ("--evaluations", int, False, "estimates of a model's test log-likelihood"),
+        ("--jobs", int, False, "runs at a time; -1 for one a core (table1, figures 4 and 6)"),
+    ):
+        reproduce.add_argument(
+            option, type=kind, nargs="+" if many else None, help=text, dest=_name(option)
+        )
+    reproduce.add_argument("--dtype", choices=("float32", "float64"), help="default float64")
+    reproduce.add_argument(
+        "--published",
+        metavar="FILE",
+        help="table1 of a CSV file with the columns dataset, estimator, split, eval_index and "
+        "test_log_likelihood; nothing is trained",
+    )
+    reproduce.add_argument(
+        "--format", choices=tuple(FORMATS), default="markdown", help="of --published"
+    )
+    reproduce.add_argument(
+        "--outliers",
+        type=float,
+        metavar="SD",
+        help="with --published: leave out splits more than so many standard deviations from the "
+        "mean (2 in the paper's text)",
+    )
+    reproduce.add_argument("--output", default="results", help="folder to use (default results)")
+    reproduce.add_argument("--no-figure", action="store_true", help="draw nothing")
+    reproduce.add_argument("--quiet", action="store_true", help="no progress bar")
     return parser
+
+
+def _name(option: str) -> str:
+    return option.removeprefix("--").replace("-", "_")
 
 
 def _common(parser, layers: int, K: int, steps: int, lr: float) -> None:

@@ -1,11 +1,12 @@
 import json
+import signal
 from pathlib import Path
 
 import pytest
 
 from pyro_dgp import cli
 from pyro_dgp.experiments import figures
-from pyro_dgp.infer import SNRSweep
+from pyro_dgp.infer import SNRSweep, training
 
 DATA = Path(__file__).parent / "data"
 
@@ -91,29 +92,67 @@ def test_version(capsys):
     assert "pyro_dgp 0.1.0" in capsys.readouterr().out
 
 
+def test_a_run_that_is_done_is_not_run_again(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("PYRO_DGP_DATA", str(DATA))
+    command = ["train", "solar", "--loss", "reg", "--K", "2", "--steps", "3"]
+    command += ["--test-samples", "10", "--quiet", "--output", str(tmp_path)]
+    outputs = []
+    for _ in range(2):
+        assert cli.main(command) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
+    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".pt"}
+
+
+def test_train_goes_on_after_ctrl_c(monkeypatch, tmp_path, capsys):
+    def press_at_the_second_step(*args):
+        presses.append(1)
+        if len(presses) == 2:
+            signal.raise_signal(signal.SIGINT)
+        return advance(*args)
+
+    presses, advance = [], training._advance
+    command = ["demo", "--K", "2", "--steps", "4", "--no-figure", "--quiet"]
+    assert cli.main([*command, "--output", str(tmp_path / "whole")]) == 0
+    expected = capsys.readouterr().out
+    monkeypatch.setattr(training, "_advance", press_at_the_second_step)
+    assert cli.main([*command, "--output", str(tmp_path / "parts")]) == 130
+    assert "interrupted after 2 steps" in capsys.readouterr().err
+    assert not list((tmp_path / "parts").glob("*.json"))
+    assert cli.main([*command, "--output", str(tmp_path / "parts")]) == 0
+    assert len(presses) == 4
+    results = [text.splitlines()[:5] for text in (expected, capsys.readouterr().out)]
+    assert results[0] == results[1]
+
+
+SNR = ["--samples", "1", "10", "--draws", "40", "--points", "2", "--quiet"]
+
+
 def test_snr(tmp_path, capsys):
-    args = [
-        "snr",
-        "--steps",
-        "20",
-        "--samples",
-        "1",
-        "10",
-        "--draws",
-        "40",
-        "--points",
-        "2",
-        "--quiet",
-    ]
-    assert cli.main([*args, "--output", str(tmp_path)]) == 0
-    printed = capsys.readouterr().out
-    assert "DReG           10" in printed
+    assert cli.main(["snr", "--steps", "20", *SNR, "--output", str(tmp_path)]) == 0
+    assert "DReG           10" in capsys.readouterr().out
     points = SNRSweep.load(tmp_path / "snr.json").points
     assert {(p.estimator, p.K) for p in points} == {
         (e, K) for e in ("REG", "DReG") for K in (1, 10)
     }
-    for name in ("figure1", "figure2", "figure8"):
+    for name in ("snr", "gradients"):
         assert (tmp_path / f"{name}.png").stat().st_size > 10_000
+
+
+def test_snr_of_a_trained_model(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("PYRO_DGP_DATA", str(DATA))
+    command = ["train", "forest", "--K", "2", "--steps", "3", "--test-samples", "10", "--quiet"]
+    assert cli.main([*command, "--output", str(tmp_path)]) == 0
+    (record,) = tmp_path.glob("*.json")
+    args = ["snr", str(record), *SNR, "--no-figure", "--output", str(tmp_path / "snr")]
+    assert cli.main(args) == 0
+    assert "DReG           10" in capsys.readouterr().out
+    next(tmp_path.glob("*.pt")).unlink()
+    assert cli.main(args) == 2
+    assert "The model of" in capsys.readouterr().err
+    record.write_text("{}")
+    assert cli.main(args) == 2
+    assert "is no record of a run" in capsys.readouterr().err
 
 
 def test_snr_bad_options(tmp_path, capsys):
@@ -126,3 +165,39 @@ def test_snr_bad_options(tmp_path, capsys):
     ):
         assert cli.main(["snr", "--steps", "2", "--quiet", "--no-figure", *extra]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_reproduce(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("PYRO_DGP_DATA", str(DATA))
+    size = ["--steps", "3", "--draws", "20", "--samples", "1", "4", "--points", "2"]
+    size += ["--train-K", "2", "--output", str(tmp_path), "--quiet"]
+    for what, extra in (
+        ("figure1", []),
+        ("figure2", []),
+        ("figure8", []),
+        ("figure3", ["--datasets", "forest", "solar", "--layers", "1", "2"]),
+        ("figure9", ["--datasets", "forest", "--seeds", "2", "--samples", "4"]),
+    ):
+        command = ["reproduce", what, *size, *extra]
+        assert cli.main(command) == 0
+        first = capsys.readouterr().out
+        assert (tmp_path / f"{what}.png").stat().st_size > 10_000
+        assert (tmp_path / f"{what}.txt").read_text() in first
+        files = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*_*")}
+        assert cli.main([*command, "--no-figure"]) == 0  # all of it is there already
+        assert capsys.readouterr().out in first
+        assert files == {path: path.stat().st_mtime_ns for path in tmp_path.glob("*_*")}
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (["--datasets", "woods"], "Unknown data set 'woods'"),
+        (["--steps", "-1"], "steps must be at least 0"),
+        (["--layers", "0"], "layers must be at least 1"),
+        (["--draws", "2"], "draws must be at least 20"),
+    ],
+)
+def test_reproduce_bad_options(tmp_path, capsys, option, message):
+    assert cli.main(["reproduce", "figure3", *option, "--output", str(tmp_path)]) == 2
+    assert message in capsys.readouterr().err

@@ -3,13 +3,16 @@
 Source: Rudner et al. (2021), section 4 and appendix B.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pyro
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from pyro_dgp.gp import LatentDGP
 from pyro_dgp.infer import (
@@ -21,7 +24,7 @@ from pyro_dgp.infer import (
     snr_sweep,
 )
 
-__all__ = ["ESTIMATORS", "encoder_sites", "gradient_draws", "snr_against_K"]
+__all__ = ["ESTIMATORS", "encoder_sites", "gradient_draws", "snr_against_K", "snr_of_entries"]
 
 ESTIMATORS = {"REG": PartiallyCollapsedIWELBO, "DReG": DRegIWELBO}
 
@@ -46,10 +49,10 @@ def snr_against_K(
     K: Sequence[int],
     num_draws: int = 1000,
     seed: int = 0,
-    path: str | Path | None = None,
+    paths: Sequence[str | Path | None] | None = None,
     progress: bool = True,
 ) -> SNRSweep:
-    """SNR of the encoder's gradient by K, under both estimators: Figure 1.
+    """Mean SNR of the encoder's gradient by K, under both estimators: a bar chart of Figure 3.
 
     As in the paper, of the gradient for one datum at a time, averaged over data. Single data differ
     much: where the weights are unequal, DReG's gradient has long tails and K must be larger.
@@ -60,7 +63,7 @@ def snr_against_K(
     :param K: Numbers of importance samples.
     :param int num_draws: Q.
     :param int seed: Of the draws.
-    :param path: Folder that gets the points of each datum, as they come; see
+    :param paths: For each datum the file that gets its points, as they come; see
         :func:`~pyro_dgp.infer.snr_sweep`.
     :param bool progress: Show a progress bar.
     :returns: Points for the whole encoder ("encoder") and for each of its parameters.
@@ -69,20 +72,69 @@ def snr_against_K(
     groups = {"encoder": sites} | {site.split("$$$")[-1]: [site] for site in sites}
     sweeps = [
         snr_sweep(
-            dgp.model,
-            dgp.guide,
-            (X[row : row + 1], y[row : row + 1]),
-            ESTIMATORS,
-            K,
-            groups=groups,
-            num_draws=num_draws,
-            seed=seed,
-            path=None if path is None else Path(path) / f"snr_{row}.json",
-            progress=progress,
+            dgp.model, dgp.guide, (x, t), ESTIMATORS, K, groups=groups, num_draws=num_draws,
+            seed=seed, path=path, progress=progress,
         )
-        for row in range(len(X))
-    ]
+        for x, t, path in zip(
+            X.split(1), y.split(1), [None] * len(X) if paths is None else paths, strict=True
+        )
+    ]  # fmt: skip
     return SNRSweep([_mean(points) for points in zip(*(s.points for s in sweeps), strict=True)])
+
+
+def snr_of_entries(
+    dgp: LatentDGP,
+    X: Tensor,
+    y: Tensor,
+    K: Sequence[int],
+    num_entries: int = 4,
+    num_draws: int = 1000,
+    seed: int = 0,
+    progress: bool = True,
+) -> SNRSweep:
+    """SNR of single encoder parameters, chosen at random, against K: Figure 1.
+
+    :param LatentDGP dgp: A trained model.
+    :param torch.Tensor X: Input of one datum, [1, D].
+    :param torch.Tensor y: Its target.
+    :param K: Numbers of importance samples.
+    :param int num_entries: How many of the encoder's scalar parameters.
+    :param int num_draws: Q.
+    :param int seed: Of the choice and of the draws.
+    :param bool progress: Show a progress bar.
+    """
+    sites = encoder_sites(dgp, X, y)
+    chosen: list[tuple[str, tuple[int, ...]]] | None = None
+    points = []
+    for name, samples in tqdm(
+        list(itertools.product(ESTIMATORS, K)), disable=not progress, unit="profile"
+    ):
+        loss = ESTIMATORS[name](K=samples)
+        profile = SNRProfiler(dgp.model, dgp.guide, loss, num_draws, sites, seed=seed).run(X, y)
+        if chosen is None:
+            chosen = _random_entries(profile.snr, num_entries, seed)
+        for site, index in chosen:
+            squared = profile.squared_snr[site][index].clamp(min=0).item()
+            error = profile.snr_error[site][index].item()
+            points.append(
+                SNRPoint(
+                    name, samples, 1, None, f"{site.split('$$$')[-1]}{list(index)}", num_draws,
+                    snr=profile.snr[site][index].item(), snr_error=error,
+                    debiased=math.sqrt(squared), debiased_error=error, num_constant=0,
+                )
+            )  # fmt: skip
+    return SNRSweep(points)
+
+
+def _random_entries(snr, number: int, seed: int) -> list[tuple[str, tuple[int, ...]]]:
+    """Names and indices of entries that have a gradient at all (the input's may be 0)."""
+    varying = [
+        (site, tuple(index))
+        for site, values in snr.items()
+        for index in ((values > 0) & values.isfinite()).nonzero().tolist()
+    ]
+    chosen = np.random.default_rng(seed).permutation(len(varying))[:number]
+    return [varying[i] for i in chosen]
 
 
 def _mean(points: Sequence[SNRPoint]) -> SNRPoint:

@@ -70,7 +70,8 @@ def load_checkpoint(
         for name, value in saved.items():
             parameters[names[name]].copy_(value)
     optim.optim_objs.clear()
-    optim.set_state({names[name]: s for name, s in optimizer.items()})
+    # What belongs to no parameter keeps its name.
+    optim.set_state({names.get(name, name): s for name, s in optimizer.items()})
     set_random_state(_unplain(state["random_state"]))
     return progress
 

@@ -15,7 +15,9 @@ which may be negative, and which orders in K are fitted to.
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import cached_property, reduce
+from itertools import accumulate
+from operator import add
 
 import torch
 from pyro.infer import ELBO
@@ -191,28 +193,34 @@ class SNRProfile:
     def _pooled(self, sites, debiased) -> tuple[float, float]:
         names = list(self.blocks) if sites is None else list(sites)
         _check_sites(names, self.blocks)
-        num_blocks = len(self.blocks[names[0]])
 
-        def statistic(left_out: int | None) -> float:
-            entries = []
-            for name in names:
-                kept = [b for i, b in enumerate(self.blocks[name]) if i != left_out]
-                moments = _total(kept)
-                varies = moments.m2 > 0
-                entries.append((moments.squared_snr if debiased else moments.snr)[varies])
-            pooled = torch.cat(entries)
+        def statistic(moments: Iterable[_Moments]) -> float:
+            pooled = torch.cat([(m.squared_snr if debiased else m.snr)[m.m2 > 0] for m in moments])
             if not len(pooled):
                 return 0.0
             mean = pooled.mean().item()
             return math.sqrt(max(mean, 0.0)) if debiased else mean
 
-        without = torch.tensor([statistic(i) for i in range(num_blocks)], dtype=torch.float64)
-        error = ((num_blocks - 1) * without.var(unbiased=False)).sqrt().item()
-        return statistic(None), error
+        without = zip(*(self._without_block[name] for name in names), strict=True)
+        without = torch.tensor([statistic(moments) for moments in without], dtype=torch.float64)
+        error = ((len(without) - 1) * without.var(unbiased=False)).sqrt().item()
+        return statistic(_total(self.blocks[name]) for name in names), error
+
+    @cached_property
+    def _without_block(self) -> dict[str, list[_Moments]]:
+        """Moments of all blocks but one, for each that is left out."""
+
+        def without(blocks: list[_Moments]) -> list[_Moments]:
+            before = list(accumulate(blocks, add))
+            after = list(accumulate(reversed(blocks), add))[::-1]
+            inner = [a + b for a, b in zip(before[:-2], after[2:], strict=True)]
+            return [after[1], *inner, before[-2]]
+
+        return {name: without(blocks) for name, blocks in self.blocks.items()}
 
 
 def _total(blocks: list[_Moments]) -> _Moments:
-    return reduce(lambda a, b: a + b, blocks)
+    return reduce(add, blocks)
 
 
 def _check_sites(names: Sequence[str], known: Iterable[str]) -> None:

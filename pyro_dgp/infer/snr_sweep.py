@@ -149,23 +149,25 @@ def snr_sweep(
     :param groups: Names of parameters by the name of their group; None for each on its own.
     :param int num_draws: Q.
     :param int seed: Of every profile.
-    :param path: JSON file that gets the points as they come. Those it has already are kept, so that
-        an interrupted sweep goes on.
+    :param path: JSON file that gets the points as they come. Those it has already are taken from
+        there, so that an interrupted sweep goes on; it must be of the same model and data.
     :param bool progress: Show a progress bar.
     :raises ValueError: If an option is out of range or a name not that of a parameter.
     """
     for name, numbers in (("K", K), ("num_particles", num_particles)):
         for number in numbers:
             check_integer(name, number, 1)
-    done = SNRSweep.load(path) if path is not None and Path(path).exists() else SNRSweep([])
-    points = list(done.points)
+    kept = SNRSweep.load(path) if path is not None and Path(path).exists() else SNRSweep([])
+    points = []
     settings = list(itertools.product(batch_sizes, estimators, num_particles, K))
     for batch_size, name, M, samples in tqdm(settings, disable=not progress, unit="profile"):
         setting = {
             "estimator": name, "K": samples, "num_particles": M, "batch_size": batch_size,
             "num_draws": num_draws,
         }  # fmt: skip
-        if SNRSweep(points).select(**setting):
+        found = kept.select(**setting)
+        if found and (groups is None or set(groups) <= {p.group for p in found}):
+            points += [p for p in found if groups is None or p.group in groups]
             continue
         batch = args if batch_size is None else tuple(_first_rows(a, batch_size) for a in args)
         sites = None if groups is None else list(dict.fromkeys(itertools.chain(*groups.values())))
@@ -185,7 +187,8 @@ def snr_sweep(
                 )
             )
         if path is not None:
-            SNRSweep(points).save(path)
+            others = [p for p in kept.points if p not in points]
+            SNRSweep(others + points).save(path)
     return SNRSweep(points)
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyro_dgp.infer.checkpoint import load_checkpoint, save_checkpoint
+from pyro_dgp.infer.natural_gradient import NaturalGradient
 from pyro_dgp.infer.particles import log_prob, random_sites
 
 __all__ = ["NonFiniteError", "TrainingHistory", "fit", "minibatches", "paper_optimizer"]
@@ -146,8 +147,7 @@ def fit(
             for step in range(first, num_steps):
                 guarded.step = step
                 value = svi.step(*next(batches))
-                if isinstance(optim, PyroLRScheduler):
-                    _advance(optim, value)
+                _advance(optim, value)
                 history.losses.append(value)
                 if callback is not None:
                     callback(step, value)
@@ -203,9 +203,13 @@ def _check_same(path: str | Path, found: dict, settings: dict) -> None:
             )
 
 
-def _advance(scheduler: PyroLRScheduler, loss: float) -> None:
-    plateau = scheduler.pt_scheduler_constructor is torch.optim.lr_scheduler.ReduceLROnPlateau
-    scheduler.step(loss) if plateau else scheduler.step()
+def _advance(optim: PyroOptim, loss: float) -> None:
+    """The next step of a learning rate's schedule, if there is one."""
+    if isinstance(optim, NaturalGradient):
+        optim = optim.optim
+    if isinstance(optim, PyroLRScheduler):
+        plateau = optim.pt_scheduler_constructor is torch.optim.lr_scheduler.ReduceLROnPlateau
+        optim.step(loss) if plateau else optim.step()
 
 
 def minibatches(data: Sequence[Tensor], batch_size: int | None, seed: int) -> "_Minibatches":

@@ -23,7 +23,7 @@ def test_orders_of_a_vae():
     """-1/2 and 1/2 in K for the guide, 1/2 in M; by draws in batches, so that they are many."""
     case = vae()
     case.setup()
-    common = {"groups": {"guide": ["log_c"]}, "num_draws": 10_000, "progress": False}
+    common = {"groups": {"guide": ["log_c"]}, "num_draws": 20_000, "progress": False}
     args = (case.args[0][:1],)
     # The ordinary ELBO's share of the gradient does not vanish as K grows.
     mixed = {

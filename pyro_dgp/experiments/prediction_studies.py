@@ -1,0 +1,216 @@
+"""The paper's studies of predictions: Table 1 and Figures 4, 5, 6 and 7."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyro
+import torch
+from torch import Tensor
+
+from pyro_dgp.experiments import datasets, figures
+from pyro_dgp.experiments.runs import RunConfig, load_data
+from pyro_dgp.experiments.studies import Size, Study, trained
+from pyro_dgp.experiments.sweep import sweep
+from pyro_dgp.experiments.table1 import FORMATS, table1
+from pyro_dgp.gp import PredictiveMixture
+
+__all__ = ["PREDICTION_STUDIES", "by_split"]
+
+#: The two kinds of model that a study compares, with what sets them apart.
+ESTIMATORS = {"reg": {"loss": "reg"}, "dreg": {"loss": "dreg"}}
+VARIATIONAL = {"learned": {"learned_qz": True}, "fixed": {"learned_qz": False}}
+
+
+def _configs(size: Size, kinds: dict[str, dict]) -> dict[tuple[str, int, str], RunConfig]:
+    """By data set, split and kind."""
+    return {
+        (dataset, split, kind): replace(
+            size.config(dataset, size.layers[0]),
+            split=split,
+            num_test_samples=size.test_samples,
+            num_evaluations=size.evaluations,
+            **options,
+        )
+        for dataset in size.datasets
+        for split in range(size.splits)
+        for kind, options in kinds.items()
+    }
+
+
+def _records(kinds: dict[str, dict]):
+    def compute(size: Size, folder: Path, progress: bool) -> dict[tuple[str, int, str], dict]:
+        configs = _configs(size, kinds)
+        for dataset in size.datasets:
+            datasets.load(dataset)  # one clear error if it is missing, before any run
+        records = sweep(list(configs.values()), folder, size.jobs, progress)
+        return dict(zip(configs, records, strict=True))
+
+    return compute
+
+
+def by_split(
+    records: dict[tuple[str, int, str], dict], key: str = "test_log_likelihood"
+) -> dict[str, dict[str, dict[int, float]]]:
+    """A number of the records, by data set, kind and split; without splits where a run failed."""
+    failed = {(dataset, split) for (dataset, split, _), r in records.items() if "error" in r}
+    found: dict[str, dict[str, dict[int, float]]] = {}
+    for (dataset, split, kind), record in records.items():
+        if (dataset, split) not in failed:
+            found.setdefault(dataset, {}).setdefault(kind, {})[split] = record[key]
+    return found
+
+
+def _notes(records: dict[tuple[str, int, str], dict]) -> list[str]:
+    """What a reader of the numbers must know."""
+    lines = []
+    for (dataset, split, kind), record in records.items():
+        if "error" in record:
+            lines.append(f"{dataset}, split {split}, {kind}: failed, left out: {record['error']}")
+    for dataset in dict.fromkeys(dataset for dataset, _, _ in records):
+        of_set = [r for (d, _, _), r in records.items() if d == dataset and "error" not in r]
+        mass = of_set[0]["point_masses"] if of_set else None
+        if mass is not None:
+            lines.append(
+                f"{dataset}: {mass['share']:.0%} of the targets are one value (of "
+                f"{mass['distinct']}), where the log-likelihood can grow without limit as the "
+                "noise variance falls, with no better prediction: look at the CRPS."
+            )
+    return lines
+
+
+def _means(records: dict[tuple[str, int, str], dict]) -> list[str]:
+    """A Markdown table of means (and standard errors) over splits, by data set and kind."""
+    keys = {
+        "test log-likelihood": "test_log_likelihood", "CRPS": "crps", "RMSE": "rmse",
+        "train bound": "train_bound", "noise variance": "noise_variance",
+        "Shapiro-Wilk W": "shapiro_wilk", "s a step": "seconds_per_step",
+    }  # fmt: skip
+    lines = [f"| | splits | {' | '.join(keys)} | coverage of 50, 90, 95% |"]
+    lines.append("|" + "---|" * (len(keys) + 3))
+    columns = {name: by_split(records, key) for name, key in keys.items()}
+    coverage = by_split(records, "coverage")
+    for dataset, kinds in coverage.items():
+        for kind, of_kind in kinds.items():
+            cells = []
+            for column in columns.values():
+                values = list(column[dataset][kind].values())
+                error = np.std(values, ddof=1) / len(values) ** 0.5 if len(values) > 1 else np.nan
+                cells.append(f"{np.mean(values):.4g} ({error:.2g})")
+            shares = np.mean([list(c.values()) for c in of_kind.values()], axis=0)
+            cells.append(", ".join(f"{100 * share:.0f}" for share in shares))
+            lines.append(f"| {dataset}, {kind} | {len(of_kind)} | {' | '.join(cells)} |")
+    return lines
+
+
+def _table1_lines(records) -> list[str]:
+    values = by_split(records)
+    table = [table1(values).markdown()] if values else []
+    return [*table, "", *_means(records), "", *_notes(records)]
+
+
+def _table1_files(records) -> dict[str, str]:
+    values = by_split(records)
+    if not values:
+        return {}
+    return {f".{suffix}": FORMATS[name](table1(values)) + "\n" for name, suffix in _SUFFIXES}
+
+
+_SUFFIXES = (("csv", "csv"), ("latex", "tex"))
+
+
+def _learned_lines(records) -> list[str]:
+    return [*_means(records), "", *_notes(records)]
+
+
+# Figure 5
+
+
+def _marginals(size: Size, folder: Path, progress: bool) -> dict[str, list[dict]]:
+    """By data set: for some test points the target, and densities with learned and fixed q(z)."""
+    found: dict[str, list[dict]] = {}
+    for dataset in size.datasets:
+        configs = _configs(replace(size, datasets=(dataset,), splits=1), VARIATIONAL)
+        models = {
+            kind: trained(config, folder, progress) for (_, _, kind), config in configs.items()
+        }
+        _, _, X, y = load_data(next(iter(configs.values())))
+        rows = np.random.default_rng(0).permutation(len(X))[: size.points].tolist()
+        pyro.set_rng_seed(0)
+        predictives = {
+            kind: dgp.predict(X[rows], size.test_samples) for kind, dgp in models.items()
+        }
+        found[dataset] = [
+            {"row": row, "target": y[row].item(), **_densities(predictives, i)}
+            for i, row in enumerate(rows)
+        ]
+    return found
+
+
+def _densities(predictives: dict[str, PredictiveMixture], i: int) -> dict[str, Tensor]:
+    """Densities of the i-th point on one grid, which all of them fit into."""
+    ends = torch.stack(
+        [p.quantile(torch.tensor([0.001, 0.999]))[:, i] for p in predictives.values()]
+    )
+    low, high = ends.min().item(), ends.max().item()
+    margin = 0.05 * (high - low)
+    grid = torch.linspace(low - margin, high + margin, 1000).to(ends)
+    densities = {
+        kind: PredictiveMixture(p.loc[:, i : i + 1], p.scale[:, i : i + 1])
+        .log_prob(grid.unsqueeze(-1))
+        .exp()
+        .squeeze(-1)
+        for kind, p in predictives.items()
+    }
+    return {"grid": grid, **densities}
+
+
+def _marginals_table(found: dict[str, list[dict]]) -> list[str]:
+    lines = ["data set   test row    target   density there: learned      fixed"]
+    for dataset, points in found.items():
+        for p in points:
+            at = (p["grid"] - p["target"]).abs().argmin()
+            learned, fixed = (p[kind][at].item() for kind in VARIATIONAL)
+            lines.append(
+                f"{dataset:<10} {p['row']:>8} {p['target']:>9.3f} {learned:>24.4g} {fixed:>10.4g}"
+            )
+    return lines
+
+
+# Figure 7
+
+
+def _demo(size: Size, folder: Path, progress: bool):
+    config = size.config(size.datasets[0], size.layers[0])
+    return trained(config, folder, progress), datasets.load(config.dataset, config.split)
+
+
+def _demo_table(results) -> list[str]:
+    dgp, data = results
+    return [
+        f"{len(data.X_train)} training and {len(data.X_test)} test points, "
+        f"noise variance {dgp.likelihood.variance.item():.3g}"
+    ]
+
+
+_REAL = Size(("forest", "solar", "pol", "power", "winewhite", "winered"), steps=3000, train_K=50)
+
+#: By name.
+PREDICTION_STUDIES = {
+    "figure4": Study(
+        _REAL, _records(VARIATIONAL), _learned_lines,
+        lambda records: figures.violin_figure(by_split(records)),
+    ),
+    "figure5": Study(
+        replace(_REAL, datasets=("forest", "winewhite"), points=3), _marginals, _marginals_table,
+        figures.marginals_figure,
+    ),
+    "figure6": Study(
+        replace(_REAL, datasets=("forest",)), _records(ESTIMATORS), _table1_lines,
+        lambda records: figures.ordered_figure(by_split(records)),
+    ),
+    "figure7": Study(
+        Size(), _demo, _demo_table, lambda results: figures.demo_figure(*results)
+    ),
+    "table1": Study(_REAL, _records(ESTIMATORS), _table1_lines, None, _table1_files),
+}  # fmt: skip

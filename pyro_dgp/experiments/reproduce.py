@@ -1,0 +1,9 @@
+"""Everything of the paper that can be made again."""
+
+from pyro_dgp.experiments.prediction_studies import PREDICTION_STUDIES
+from pyro_dgp.experiments.snr_studies import SNR_STUDIES
+
+__all__ = ["STUDIES"]
+
+#: Studies by the name of the paper's table or figure.
+STUDIES = dict(sorted((SNR_STUDIES | PREDICTION_STUDIES).items()))

@@ -1,0 +1,67 @@
+"""Many runs, side by side: on one machine, or on a cluster."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyro
+import torch
+from tqdm.auto import tqdm
+
+from pyro_dgp._files import write_json
+from pyro_dgp.experiments.runs import RunConfig, failure, load_record, record_path, run
+
+__all__ = ["sweep"]
+
+
+def sweep(
+    configs: Sequence[RunConfig],
+    folder: str | Path,
+    num_jobs: int = 1,
+    progress: bool = True,
+) -> list[dict]:
+    """Runs every configuration whose record is not in the folder yet, through joblib.
+
+    Each run has one thread, so that its numbers depend neither on how many there are nor on where
+    they run. Another backend than joblib's own processes is its user's choice: inside
+    ``with joblib.parallel_config(backend="dask"):``, after ``distributed.Client(...)``, or
+    ``"ray"``; workers must share the folder, and be processes.
+
+    :param configs: What to run.
+    :param folder: Gets records and checkpoints; see :func:`~pyro_dgp.experiments.runs.run`.
+    :param int num_jobs: Runs at a time; -1 for one a core.
+    :param bool progress: Show a progress bar with the time left.
+    :returns: Records in the order of ``configs``. That of a failed run has an ``error``, and is
+        tried again by the next call.
+    :raises ImportError: If joblib is missing.
+    """
+    try:
+        from joblib import Parallel, delayed
+    except ImportError as error:
+        raise ImportError("Sweeps need joblib: pip install 'pyro_dgp[experiments]'.") from error
+    folder = Path(folder)
+    missing = [config for config in configs if not _is_done(config, folder)]
+    results = Parallel(n_jobs=num_jobs, return_as="generator_unordered")(
+        delayed(_run)(config, folder) for config in missing
+    )
+    for _ in tqdm(results, total=len(missing), disable=not progress, unit="run"):
+        pass
+    return [load_record(record_path(config, folder))[1] for config in configs]
+
+
+def _is_done(config: RunConfig, folder: Path) -> bool:
+    path = record_path(config, folder)
+    return path.exists() and "error" not in load_record(path)[1]
+
+
+def _run(config: RunConfig, folder: Path) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with pyro.get_param_store().scope():  # or a worker would collect parameters
+            record, _ = run(config, folder, progress=False)
+        if record["interrupted"]:
+            raise KeyboardInterrupt
+    except Exception as error:
+        write_json(failure(config, error), record_path(config, folder))
+    finally:
+        torch.set_num_threads(threads)
