@@ -4,7 +4,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 __all__ = ["write_json", "written_whole"]
@@ -21,10 +21,13 @@ def written_whole(path: Path) -> Iterator[str]:
     os.close(handle)
     try:
         yield temporary
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)  # mkstemp's are for their owner alone
         os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
 
 
 def write_json(record: dict, path: Path) -> None:

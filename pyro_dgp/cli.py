@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"pyro-dgp: training failed: {error}", file=sys.stderr)
         return 3
     except KeyboardInterrupt:
-        print("pyro-dgp: interrupted; nothing was written.", file=sys.stderr)
+        print("pyro-dgp: interrupted.", file=sys.stderr)
         return 130
 
 
@@ -120,6 +120,9 @@ def _save_figure(figure, image: Path) -> None:
 def _reproduce(args: argparse.Namespace) -> int:
     if args.published is not None:
         return _published(args)
+    for option in ("format", "outliers"):
+        if getattr(args, option) is not None:
+            raise ValueError(f"--{option} belongs to --published.")
     folder = Path(args.output)
     _check_folder(folder)
     study = STUDIES[args.what]
@@ -150,7 +153,9 @@ def _reproduce(args: argparse.Namespace) -> int:
 def _published(args: argparse.Namespace) -> int:
     if args.what != "table1":
         raise ValueError(f"--published belongs to table1, not to {args.what}.")
-    print(FORMATS[args.format](table1(read_evaluations(args.published), args.outliers)))
+    print(
+        FORMATS[args.format or "markdown"](table1(read_evaluations(args.published), args.outliers))
+    )
     return 0
 
 
@@ -323,7 +328,7 @@ def _parser() -> argparse.ArgumentParser:
         "test_log_likelihood; nothing is trained",
     )
     reproduce.add_argument(
-        "--format", choices=tuple(FORMATS), default="markdown", help="of --published"
+        "--format", choices=tuple(FORMATS), help="of --published (default markdown)"
     )
     reproduce.add_argument(
         "--outliers",

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pyro_dgp import cli
-from pyro_dgp.experiments import figures
+from pyro_dgp.experiments import figures, runs
 from pyro_dgp.infer import SNRSweep, training
 
 DATA = Path(__file__).parent / "data"
@@ -175,7 +175,7 @@ def test_reproduce(monkeypatch, tmp_path, capsys):
         ("figure1", []),
         ("figure2", []),
         ("figure8", []),
-        ("figure3", ["--datasets", "forest", "solar", "--layers", "1", "2"]),
+        ("figure3", ["--datasets", "forest", "--layers", "1", "2"]),
         ("figure9", ["--datasets", "forest", "--seeds", "2", "--samples", "4"]),
     ):
         command = ["reproduce", what, *size, *extra]
@@ -189,9 +189,65 @@ def test_reproduce(monkeypatch, tmp_path, capsys):
         assert files == {path: path.stat().st_mtime_ns for path in tmp_path.glob("*_*")}
 
 
+def test_reproduce_goes_on_after_ctrl_c(monkeypatch, tmp_path, capsys):
+    """At once: without an evaluation of what was interrupted."""
+
+    def press(*args):
+        signal.raise_signal(signal.SIGINT)
+        return advance(*args)
+
+    monkeypatch.setenv("PYRO_DGP_DATA", str(DATA))
+    advance = training._advance
+    command = ["reproduce", "table1", "--datasets", "solar", "--splits", "1", "--steps", "2"]
+    command += ["--train-K", "2", "--test-samples", "5", "--evaluations", "2", "--quiet"]
+    command += ["--output", str(tmp_path)]
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "_advance", press)
+        patch.setattr(runs, "evaluate", None)
+        assert cli.main(command) == 130
+    assert "the same command goes on" in capsys.readouterr().err
+    assert [path.suffix for path in tmp_path.iterdir()] == [".pt"]
+    assert cli.main(command) == 0
+    out = capsys.readouterr().out
+    assert "| Across datasets | 1 |" in out
+    assert "83% of the targets are one value" in out
+    assert (tmp_path / "table1.csv").read_text().startswith("dataset,num_splits")
+    assert cli.main([*command[:1], "figure6", *command[2:]]) == 0  # of the same records
+    assert cli.main([*command[:1], "figure4", *command[2:]]) == 0
+    assert cli.main([*command[:1], "figure5", *command[2:], "--points", "2"]) == 0
+    for name in ("figure4", "figure5", "figure6"):
+        assert (tmp_path / f"{name}.png").stat().st_size > 10_000
+
+
+def test_reproduce_where_every_run_fails(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("PYRO_DGP_DATA", str(DATA))
+    monkeypatch.setattr(runs.RunConfig, "elbo", lambda self: 1 / 0)
+    command = ["reproduce", "figure6", "--splits", "1", "--steps", "2", "--quiet"]
+    assert cli.main([*command, "--output", str(tmp_path)]) == 3
+    assert "all 2 runs; the first: ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_figure7(tmp_path, capsys):
+    command = ["reproduce", "figure7", "--steps", "2", "--quiet", "--output", str(tmp_path)]
+    assert cli.main(command) == 0
+    assert "1998 training" in capsys.readouterr().out
+    assert (tmp_path / "figure7.png").stat().st_size > 10_000
+
+
+def test_reproduce_takes_one_where_one_is_shown(tmp_path, capsys):
+    for what, option in (("figure1", "layers"), ("figure9", "samples"), ("figure2", "datasets")):
+        values = ["demo", "demo_published"] if option == "datasets" else ["1", "2"]
+        command = ["reproduce", what, f"--{option}", *values, "--steps", "0"]
+        assert cli.main([*command, "--quiet", "--output", str(tmp_path)]) == 2
+        assert f"{option} takes one value here, not 2" in capsys.readouterr().err
+    assert cli.main(["reproduce", "figure7", "--datasets", "forest", "--quiet"]) == 2
+    assert "must be demo data here" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("option", "message"),
     [
+        (["--format", "csv"], "--format belongs to --published"),
         (["--datasets", "woods"], "Unknown data set 'woods'"),
         (["--steps", "-1"], "steps must be at least 0"),
         (["--layers", "0"], "layers must be at least 1"),

@@ -204,8 +204,8 @@ def training_figure(points: Mapping[str, Mapping[int, Sequence[SNRPoint]]]):
     """
     plt = _pyplot()
     figure, axes = plt.subplots(
-        len(points), 2, figsize=(8, 1 + 2.4 * len(points)), squeeze=False, sharex=True,
-        layout="constrained",
+        len(points), 2, figsize=(8, 1 + 2.4 * len(points)), squeeze=False,
+        sharex=True, sharey="row", layout="constrained",
     )  # fmt: skip
     for (dataset, by_step), row in zip(points.items(), axes, strict=True):
         for axis, name, color in zip(row, ("REG", "DReG"), ("tab:blue", "tab:orange"), strict=True):
@@ -219,8 +219,8 @@ def training_figure(points: Mapping[str, Mapping[int, Sequence[SNRPoint]]]):
             axis.plot(steps, snr, color=color, marker=".", ms=3, ls="", alpha=0.6)
             floor = math.sqrt(2 / (math.pi * next(iter(by_step.values()))[0].num_draws))
             axis.axhline(floor, color="0.4", ls=":", lw=1)
-            axis.set_xscale("symlog", linthresh=max(1, min(s for s in [*steps, 1] if s > 0)))
-            axis.set(title=f"{dataset}, {name}", ylim=(0, None))
+            axis.set_xscale("symlog", linthresh=min((s for s in steps if s > 0), default=1))
+            axis.set(title=f"{dataset}, {name}", yscale="log")
         row[0].set_ylabel("mean SNR of the encoder")
     for axis in axes[-1]:
         axis.set_xlabel("training step")

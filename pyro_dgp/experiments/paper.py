@@ -119,6 +119,7 @@ def snr_of_entries(
             points.append(
                 SNRPoint(
                     name, samples, 1, None, f"{site.split('$$$')[-1]}{list(index)}", num_draws,
+                    seed=seed,
                     snr=profile.snr[site][index].item(), snr_error=error,
                     debiased=math.sqrt(squared), debiased_error=error, num_constant=0,
                 )

@@ -26,7 +26,7 @@ def _configs(size: Size, kinds: dict[str, dict]) -> dict[tuple[str, int, str], R
     """By data set, split and kind."""
     return {
         (dataset, split, kind): replace(
-            size.config(dataset, size.layers[0]),
+            size.config(dataset, size.only("layers")),
             split=split,
             num_test_samples=size.test_samples,
             num_evaluations=size.evaluations,
@@ -44,6 +44,8 @@ def _records(kinds: dict[str, dict]):
         for dataset in size.datasets:
             datasets.load(dataset)  # one clear error if it is missing, before any run
         records = sweep(list(configs.values()), folder, size.jobs, progress)
+        if all("error" in record for record in records):
+            raise ArithmeticError(f"all {len(records)} runs; the first: {records[0]['error']}")
         return dict(zip(configs, records, strict=True))
 
     return compute
@@ -181,7 +183,11 @@ def _marginals_table(found: dict[str, list[dict]]) -> list[str]:
 
 
 def _demo(size: Size, folder: Path, progress: bool):
-    config = size.config(size.datasets[0], size.layers[0])
+    config = size.config(size.only("datasets"), size.only("layers"))
+    if not config.dataset.startswith("demo"):
+        raise ValueError(
+            f"datasets must be demo data here, which have one input: not {config.dataset}."
+        )
     return trained(config, folder, progress), datasets.load(config.dataset, config.split)
 
 

@@ -33,6 +33,7 @@ __all__ = [
     "RunConfig",
     "checkpoint_path",
     "failure",
+    "is_complete",
     "load_data",
     "load_record",
     "record_path",
@@ -40,6 +41,7 @@ __all__ = [
     "train",
 ]
 
+_FORMAT = 1
 LOSSES = ("dreg", "reg", "vi")
 
 
@@ -150,6 +152,7 @@ def train(
     checkpoint: str | Path | None = None,
     progress: bool = True,
     callback: Callable[[int, float], None] | None = None,
+    checkpoint_interval: float = 30.0,
 ) -> tuple[LatentDGP, TrainingHistory]:
     """Trains a model.
 
@@ -157,6 +160,7 @@ def train(
     :param checkpoint: See :func:`~pyro_dgp.infer.fit`. If it holds all steps, it is loaded.
     :param bool progress: Show a progress bar.
     :param callback: See :func:`~pyro_dgp.infer.fit`.
+    :param float checkpoint_interval: Seconds between two checkpoints.
     :raises ValueError: If the data set is unknown or not the right one, or an option out of range.
     :raises FileNotFoundError: If the data set is missing.
     """
@@ -185,6 +189,7 @@ def train(
         progress=progress,
         callback=callback,
         checkpoint=checkpoint,
+        checkpoint_interval=checkpoint_interval,
     )
     return dgp, history
 
@@ -226,16 +231,20 @@ def load_record(path: str | Path) -> tuple[RunConfig, dict]:
 
 
 def run(
-    config: RunConfig, folder: str | Path | None = None, progress: bool = True
+    config: RunConfig,
+    folder: str | Path | None = None,
+    progress: bool = True,
+    checkpoint_interval: float = 30.0,
 ) -> tuple[dict, LatentDGP]:
     """Trains and evaluates a model.
 
     :param RunConfig config: What to run.
     :param folder: Gets the record and a checkpoint, from which an interrupted run goes on, with the
-        same result. A run whose record is there is not run again.
+        same result. A run whose record and checkpoint are there is only loaded.
     :param bool progress: Show a progress bar.
+    :param float checkpoint_interval: Seconds between two checkpoints.
     :returns: The record (plain numbers, strings, lists and dicts) and the trained model. After
-        Ctrl-C the record is that of the steps done, and is not written.
+        Ctrl-C there is no evaluation: ``interrupted`` is set, and the record is not written.
     :raises ValueError: If the data set is unknown or not the right one, or an option out of range.
     :raises FileNotFoundError: If the data set is missing.
     :raises NonFiniteError: If training broke down; a record with the error is written.
@@ -245,19 +254,28 @@ def run(
     checkpoint = None if folder is None else checkpoint_path(config, folder)
     path = None if folder is None else record_path(config, folder)
     try:
-        dgp, history = train(config, checkpoint, progress)
+        dgp, history = train(config, checkpoint, progress, checkpoint_interval=checkpoint_interval)
     except NonFiniteError as error:
         if path is not None:
             write_json(failure(config, error) | {"steps_done": error.step}, path)
         raise
-    if path is not None and path.exists():
-        _, record = load_record(path)
-        if "error" not in record:
-            return record, dgp
+    if history.interrupted:
+        steps = len(history.losses)
+        return {"config": asdict(config), "steps_done": steps, "interrupted": True}, dgp
+    if path is not None and is_complete(path):
+        return load_record(path)[1], dgp
     record = _record(config, dgp, history)
-    if path is not None and not history.interrupted:
+    if path is not None:
         write_json(record, path)
     return record, dgp
+
+
+def is_complete(path: str | Path) -> bool:
+    """Whether there is the record of a run that went well, by this version.
+
+    :raises ValueError: If the file is something else.
+    """
+    return Path(path).exists() and load_record(path)[1].get("format") == _FORMAT
 
 
 def failure(config: RunConfig, error: Exception) -> dict:
@@ -268,13 +286,14 @@ def failure(config: RunConfig, error: Exception) -> dict:
 def _record(config: RunConfig, dgp: LatentDGP, history: TrainingHistory) -> dict:
     X, y, X_test, y_test = load_data(config)
     return {
+        "format": _FORMAT,
         "config": asdict(config),
         "num_train": len(X),
         "num_test": len(X_test),
         "steps_done": len(history.losses),
         "seconds": history.seconds,
         "seconds_per_step": history.seconds / max(1, len(history.losses)),
-        "interrupted": history.interrupted,
+        "interrupted": False,
         "history": _thinned(history),
         "train_bound": bound(dgp, config.elbo(), X, y),
         "noise_variance": dgp.likelihood.variance.item(),

@@ -19,7 +19,7 @@ __all__ = ["SNR_STUDIES"]
 
 
 def _entries(size: Size, folder: Path, progress: bool) -> SNRSweep:
-    config = size.config(size.datasets[0], size.layers[0])
+    config = size.config(size.only("datasets"), size.only("layers"))
     path = folder / f"{config.name}_entries_Q{size.draws}.json"
     dgp = trained(config, folder, progress)
     sweep = SNRSweep.load(path) if path.exists() else None
@@ -45,7 +45,7 @@ def _entries_figure(sweep: SNRSweep):
 
 
 def _gradients(size: Size, folder: Path, progress: bool) -> dict[str, dict[int, Tensor]]:
-    config = size.config(size.datasets[0], size.layers[0])
+    config = size.config(size.only("datasets"), size.only("layers"))
     path = folder / f"{config.name}_gradients_Q{size.draws}.pt"
     dgp = trained(config, folder, progress)
     draws = torch.load(path, weights_only=True) if path.exists() else None
@@ -112,12 +112,13 @@ def _along_training(
     size: Size, folder: Path, progress: bool
 ) -> dict[str, dict[int, list[SNRPoint]]]:
     """By data set and step, for both estimators and all seeds, of one minibatch's gradient."""
+    size.only("samples")  # or seeds would be mixed with them
     found: dict[str, dict[int, list[SNRPoint]]] = {}
     steps = sorted({round(size.steps * share) for share in (0, 0.01, 0.03, 0.1, 0.3, 1)})
     for dataset in size.datasets:
         found[dataset] = {step: [] for step in steps}
         for seed in range(size.seeds):
-            config = size.config(dataset, size.layers[0], seed)
+            config = size.config(dataset, size.only("layers"), seed)
             _, X, y = some_data(config, config.batch_size)
             before = None
             for step in steps:

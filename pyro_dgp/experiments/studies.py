@@ -67,6 +67,16 @@ class Size:
                     f"Unknown data set '{name}': datasets takes {', '.join(datasets.names())}."
                 )
 
+    def only(self, name: str):
+        """The one value of an option that can have several.
+
+        :raises ValueError: If it has several.
+        """
+        values = getattr(self, name)
+        if len(values) != 1:
+            raise ValueError(f"{name} takes one value here, not {len(values)}.")
+        return values[0]
+
     def config(self, dataset: str, num_layers: int, seed: int = 0) -> RunConfig:
         """A model to train."""
         if dataset.startswith("demo"):

@@ -8,7 +8,7 @@ import torch
 from tqdm.auto import tqdm
 
 from pyro_dgp._files import write_json
-from pyro_dgp.experiments.runs import RunConfig, failure, load_record, record_path, run
+from pyro_dgp.experiments.runs import RunConfig, failure, is_complete, load_record, record_path, run
 
 __all__ = ["sweep"]
 
@@ -39,18 +39,13 @@ def sweep(
     except ImportError as error:
         raise ImportError("Sweeps need joblib: pip install 'pyro_dgp[experiments]'.") from error
     folder = Path(folder)
-    missing = [config for config in configs if not _is_done(config, folder)]
+    missing = [config for config in configs if not is_complete(record_path(config, folder))]
     results = Parallel(n_jobs=num_jobs, return_as="generator_unordered")(
         delayed(_run)(config, folder) for config in missing
     )
     for _ in tqdm(results, total=len(missing), disable=not progress, unit="run"):
         pass
     return [load_record(record_path(config, folder))[1] for config in configs]
-
-
-def _is_done(config: RunConfig, folder: Path) -> bool:
-    path = record_path(config, folder)
-    return path.exists() and "error" not in load_record(path)[1]
 
 
 def _run(config: RunConfig, folder: Path) -> None:

@@ -85,7 +85,8 @@ def quadratic_forms(A: Tensor, C: Tensor) -> Tensor:
 
     The derivative by A reuses the products C a of the values, so that a step has two large matrix
     products where the square of a norm :math:`\|S^\top a\|` takes three, and writes no other array
-    of their size than those products.
+    of their size than those products. Second derivatives and ``vmap`` work; forward-mode
+    differentiation does not.
 
     :param torch.Tensor A: [n, M].
     :param torch.Tensor C: Symmetric, [R, M, M]; its derivative is symmetric, too.
@@ -125,7 +126,7 @@ class _QuadraticForms(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             grad_A = 2 * (grad.unsqueeze(-2) @ CA).squeeze(-2)
         if ctx.needs_input_grad[1]:
-            weighted = (grad.unsqueeze(-1) * A.unsqueeze(-2)).reshape(len(A), -1)  # [n, R M]
+            weighted = (grad.unsqueeze(-1) * A.unsqueeze(-2)).reshape(len(A), len(C) * A.shape[-1])
             grad_C = (A.mT @ weighted).reshape(C.shape[-1], *C.shape[:2]).transpose(0, 1)
         return grad_A, grad_C
 

@@ -23,12 +23,19 @@ class GaussianEncoder(nn.Module):
     :param int input_dim: D + P, the width of ``[x, y]``.
     :param int latent_dim: Dimension of z.
     :param widths: Widths of the hidden layers.
+    :param torch.dtype dtype: Of the parameters; None for torch's default.
     """
 
-    def __init__(self, input_dim: int, latent_dim: int, widths: Sequence[int] = (20, 20)) -> None:
+    def __init__(
+        self,
+        input_dim: int,
+        latent_dim: int,
+        widths: Sequence[int] = (20, 20),
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         dims = [input_dim, *widths, 2 * latent_dim]
-        self.linears = nn.ModuleList(nn.Linear(i, o) for i, o in pairwise(dims))
+        self.linears = nn.ModuleList(nn.Linear(i, o, dtype=dtype) for i, o in pairwise(dims))
         for linear in self.linears:
             nn.init.xavier_normal_(linear.weight)
             nn.init.zeros_(linear.bias)

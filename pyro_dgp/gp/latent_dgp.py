@@ -130,7 +130,9 @@ class LatentDGP(PyroModule):
         if latent_dim:
             encoder = None
             if encoder_widths is not None:
-                encoder = GaussianEncoder(num_inputs + num_outputs, latent_dim, encoder_widths)
+                encoder = GaussianEncoder(
+                    num_inputs + num_outputs, latent_dim, encoder_widths, X.dtype
+                )
             layers.append(LatentLayer(latent_dim, encoder))
             input_dim += latent_dim
         for depth in range(1, num_layers + 1):

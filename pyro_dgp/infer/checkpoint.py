@@ -2,6 +2,7 @@
 
 import io
 import re
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from pyro_dgp._files import written_whole
 from pyro_dgp.infer.random_state import random_state, set_random_state, untouched_random_state
 
-__all__ = ["load_checkpoint", "save_checkpoint"]
+__all__ = ["parameters_of", "read_checkpoint", "restore", "save_checkpoint"]
 
 _FORMAT = "pyro_dgp checkpoint 1"
 
@@ -27,56 +28,72 @@ def save_checkpoint(
     :param path: File to write; its folder is made.
     :param parameters: Unconstrained parameters by their names in Pyro's param store.
     :param optim: Their optimiser.
-    :param progress: Plain numbers, strings, lists, dicts and tensors.
+    :param progress: Numbers, strings, lists, dicts and tensors.
     """
     state = {
         "format": _FORMAT,
         "parameters": {name: p.detach() for name, p in parameters.items()},
         "optimizer": optim.get_state(),
-        "random_state": _plain(random_state()),
+        "random_state": random_state(),
         "progress": progress,
     }
     with written_whole(Path(path)) as temporary:
-        torch.save(state, temporary)
+        torch.save(_plain(state), temporary)
 
 
-def load_checkpoint(
-    path: str | Path, model: Callable, guide: Callable, args: tuple, optim: PyroOptim
-) -> dict:
+def read_checkpoint(path: str | Path) -> dict:
+    """What :func:`save_checkpoint` wrote; reading it runs no code of the file.
+
+    :raises ValueError: If the file is no checkpoint, or a damaged one.
+    :raises OSError: If it cannot be read.
+    """
+    content = io.BytesIO(Path(path).read_bytes())
+    try:
+        if zipfile.ZipFile(content).testzip() is not None:  # torch does not look at checksums
+            raise ValueError("a checksum is wrong")
+        content.seek(0)
+        state = torch.load(content, map_location="cpu", weights_only=True)
+        known = state["format"] == _FORMAT
+    except Exception as error:  # there are many ways of saying so
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(
+            f"{path} is no checkpoint, or a damaged one ({reason}). Use another file name, or "
+            "remove it."
+        ) from error
+    if not known:
+        raise ValueError(f"{path} was written by another version of pyro_dgp. Remove it.")
+    return state
+
+
+def restore(
+    path: str | Path, state: dict, model: Callable, guide: Callable, args: tuple, optim: PyroOptim
+) -> None:
     """Puts parameters, optimiser and random state into the state that was saved.
 
     The first part of the names, which tells models of one process apart, may be another one.
 
-    :param path: A file of :func:`save_checkpoint`; loading it runs no code of it.
+    :param path: For messages.
+    :param dict state: Of :func:`read_checkpoint`.
     :param model: Called as ``model(*args)``, with its guide, to find the parameters.
     :param guide: See ``model``.
     :param tuple args: See ``model``.
     :param optim: Loses the state that it has.
-    :returns: The progress that was saved.
-    :raises ValueError: If the file is no checkpoint, or that of a model with other parameters.
+    :raises ValueError: If the checkpoint is that of a model with other parameters; nothing has been
+        changed then.
     """
-    content = io.BytesIO(Path(path).read_bytes())
-    try:
-        state = torch.load(content, map_location="cpu", weights_only=True)
-        saved, optimizer, progress = (state[k] for k in ("parameters", "optimizer", "progress"))
-        known = state["format"] == _FORMAT
-    except Exception as error:  # torch.load has many ways of saying so
-        raise ValueError(f"{path} is no checkpoint, or a damaged one. Remove it.") from error
-    if not known:
-        raise ValueError(f"{path} was written by another version of pyro_dgp. Remove it.")
-    parameters = _parameters(model, guide, args)
-    names = _match(path, saved, parameters)
+    parameters = parameters_of(model, guide, args)
+    names = _match(path, state["parameters"], parameters)
     with torch.no_grad():
-        for name, value in saved.items():
+        for name, value in state["parameters"].items():
             parameters[names[name]].copy_(value)
     optim.optim_objs.clear()
     # What belongs to no parameter keeps its name.
-    optim.set_state({names.get(name, name): s for name, s in optimizer.items()})
-    set_random_state(_unplain(state["random_state"]))
-    return progress
+    optim.set_state({names.get(name, name): s for name, s in state["optimizer"].items()})
+    set_random_state(_with_arrays(state["random_state"]))
 
 
-def _parameters(model: Callable, guide: Callable, args: tuple) -> dict[str, Tensor]:
+def parameters_of(model: Callable, guide: Callable, args: tuple) -> dict[str, Tensor]:
+    """The unconstrained parameters of a model and its guide by their names in the param store."""
     with untouched_random_state(), torch.no_grad(), poutine.block():
         with poutine.trace(param_only=True) as capture:
             guide_trace = poutine.trace(guide).get_trace(*args)
@@ -90,33 +107,41 @@ def _match(path, saved: dict[str, Tensor], parameters: dict[str, Tensor]) -> dic
     def key(name: str) -> str:
         return re.sub(r"^[^.$]*(?=[.$])", "", name)
 
-    current = {key(name): name for name in parameters}
-    if len(current) < len(parameters):  # several models in one: their first names count
-        current = {name: name for name in parameters}
-        names = {name: current.get(name) for name in saved}
-    else:
-        names = {name: current.get(key(name)) for name in saved}
-    for name, mine in names.items():
-        if mine is None or parameters[mine].shape != saved[name].shape:
-            raise ValueError(
-                f"{path} is the checkpoint of another model: {name} {list(saved[name].shape)} "
-                "has no counterpart here. Use another file, or remove this one."
-            )
-    missing = set(parameters) - set(names.values())
-    if missing:
-        raise ValueError(
-            f"{path} is the checkpoint of another model: it has no {sorted(missing)[0]}. Use "
-            "another file, or remove this one."
+    if len({key(name) for name in parameters}) < len(parameters):
+        key = str  # several models in one: their first names count
+
+    def first(names) -> ValueError:
+        return ValueError(
+            f"{path} is the checkpoint of another model: {sorted(names)[0]} is in one of the two, "
+            "or of another shape or dtype. Use another file name, or remove it."
         )
+
+    current = {key(name): name for name in parameters}
+    names = {name: current.get(key(name)) for name in saved}
+    strange = [
+        name
+        for name, mine in names.items()
+        if mine is None
+        or parameters[mine].shape != saved[name].shape
+        or parameters[mine].dtype != saved[name].dtype
+    ]
+    missing = set(parameters) - set(names.values())
+    if strange or missing or len(set(names.values())) < len(names):
+        raise first(strange or missing or names)
     return names
 
 
-def _plain(state: dict) -> dict:
-    """The random state without NumPy's arrays, which ``weights_only`` refuses to load."""
-    kind, keys, *rest = state["numpy"]
-    return state | {"numpy": (kind, torch.as_tensor(keys.astype(np.int64)), *rest)}
+def _plain(state):
+    """Numbers and tensors for NumPy's, which ``weights_only`` refuses to load."""
+    if isinstance(state, dict):
+        return {_plain(key): _plain(value) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(_plain(value) for value in state)
+    if isinstance(state, np.ndarray):
+        return torch.as_tensor(state.astype(np.int64) if state.dtype == np.uint32 else state)
+    return state.item() if isinstance(state, np.generic) else state
 
 
-def _unplain(state: dict) -> dict:
+def _with_arrays(state: dict) -> dict:
     kind, keys, *rest = state["numpy"]
     return state | {"numpy": (kind, keys.numpy().astype(np.uint32), *rest)}

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from pyro.optim import PyroOptim
 from torch import Tensor, nn
-from torch.distributions import transform_to
+from torch.distributions import constraints, transform_to
 
 __all__ = ["NaturalGradient", "natural_step"]
 
@@ -93,10 +93,16 @@ class NaturalGradient(PyroOptim):
         rest = list(params)
         for layer in self.layers:
             pair = [_unconstrained(layer, name) for name in ("u_loc", "u_scale_tril")]
-            mine = [p for p in rest if any(p is q for q in pair)]
+            found = [p for p in rest if any(p is q for q in pair)]
+            if not found:
+                raise ValueError(
+                    f"q(u) of a {type(layer).__name__} that NaturalGradient was given is not among "
+                    "the parameters of this model: give the model's own layers."
+                )
             rest = [p for p in rest if not any(p is q for q in pair)]
-            if mine and any(q.grad is not None for q in pair):
-                constraint, _ = layer._pyro_params["u_scale_tril"]
+            if any(q.grad is not None for q in pair):
+                known = getattr(layer, "_pyro_params", {})
+                constraint, _ = known.get("u_scale_tril", (constraints.real, None))
                 self._step(*pair, transform_to(constraint))
         self.num_steps += 1
         self.optim(rest, *args, **kwargs)

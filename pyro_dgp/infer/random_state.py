@@ -21,7 +21,7 @@ def set_random_state(state: dict) -> None:
     """Puts them back into a state that :func:`random_state` gave."""
     set_rng_state(state)
     if "cuda" in state:
-        torch.cuda.set_rng_state_all(state["cuda"])
+        torch.cuda.set_rng_state_all(state["cuda"][: torch.cuda.device_count()])
 
 
 @contextmanager

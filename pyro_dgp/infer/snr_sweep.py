@@ -14,6 +14,7 @@ from tqdm.auto import tqdm
 
 from pyro_dgp._checks import check_integer
 from pyro_dgp._files import write_json
+from pyro_dgp.infer.checkpoint import parameters_of
 from pyro_dgp.infer.snr import SNRProfiler
 
 __all__ = ["SNRPoint", "SNRSweep", "snr_sweep"]
@@ -29,6 +30,7 @@ class SNRPoint:
     :param int batch_size: Rows of the minibatch; None for the data as they were given.
     :param str group: The parameters' name in the sweep.
     :param int num_draws: Q.
+    :param int seed: Of the draws.
     :param float snr: :meth:`~pyro_dgp.infer.SNRProfile.mean_snr`.
     :param float snr_error: Its standard error.
     :param float debiased: The root of the mean square without bias.
@@ -42,6 +44,7 @@ class SNRPoint:
     batch_size: int | None
     group: str
     num_draws: int
+    seed: int
     snr: float
     snr_error: float
     debiased: float
@@ -150,7 +153,8 @@ def snr_sweep(
     :param int num_draws: Q.
     :param int seed: Of every profile.
     :param path: JSON file that gets the points as they come. Those it has already are taken from
-        there, so that an interrupted sweep goes on; it must be of the same model and data.
+        there, so that an interrupted sweep goes on; it must be of the same model, data, estimators
+        and groups.
     :param bool progress: Show a progress bar.
     :raises ValueError: If an option is out of range or a name not that of a parameter.
     """
@@ -159,22 +163,24 @@ def snr_sweep(
             check_integer(name, number, 1)
     kept = SNRSweep.load(path) if path is not None and Path(path).exists() else SNRSweep([])
     points = []
+    if groups is None:
+        groups = {name: [name] for name in parameters_of(model, guide, args)}
     settings = list(itertools.product(batch_sizes, estimators, num_particles, K))
     for batch_size, name, M, samples in tqdm(settings, disable=not progress, unit="profile"):
         setting = {
             "estimator": name, "K": samples, "num_particles": M, "batch_size": batch_size,
-            "num_draws": num_draws,
+            "num_draws": num_draws, "seed": seed,
         }  # fmt: skip
         found = kept.select(**setting)
-        if found and (groups is None or set(groups) <= {p.group for p in found}):
-            points += [p for p in found if groups is None or p.group in groups]
+        if set(groups) <= {p.group for p in found}:
+            points += [p for p in found if p.group in groups]
             continue
         batch = args if batch_size is None else tuple(_first_rows(a, batch_size) for a in args)
-        sites = None if groups is None else list(dict.fromkeys(itertools.chain(*groups.values())))
+        sites = list(dict.fromkeys(itertools.chain(*groups.values())))
         loss = estimators[name](K=samples, num_particles=M)
         profile = SNRProfiler(model, guide, loss, num_draws, sites, seed=seed).run(*batch)
         constant = profile.num_constant
-        for group, members in (groups or {site: [site] for site in constant}).items():
+        for group, members in groups.items():
             points.append(
                 SNRPoint(
                     **setting,
@@ -187,9 +193,18 @@ def snr_sweep(
                 )
             )
         if path is not None:
-            others = [p for p in kept.points if p not in points]
-            SNRSweep(others + points).save(path)
+            done = {_key(p) for p in points}
+            SNRSweep([p for p in kept.points if _key(p) not in done] + points).save(path)
     return SNRSweep(points)
+
+
+def _key(point: SNRPoint) -> tuple:
+    """The setting and the group."""
+    values = asdict(point)
+    return tuple(values[name] for name in values if name not in _RESULTS)
+
+
+_RESULTS = ("snr", "snr_error", "debiased", "debiased_error", "num_constant")
 
 
 def _first_rows(x, size: int):

@@ -18,7 +18,7 @@ from pyro.optim.lr_scheduler import PyroLRScheduler
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_dgp.infer.checkpoint import load_checkpoint, save_checkpoint
+from pyro_dgp.infer.checkpoint import read_checkpoint, restore, save_checkpoint
 from pyro_dgp.infer.natural_gradient import NaturalGradient
 from pyro_dgp.infer.particles import log_prob, random_sites
 
@@ -47,7 +47,7 @@ class TrainingHistory:
 
     :param list losses: The loss (negative bound) of every step, those before a checkpoint included.
     :param float seconds: Wall-clock time of the loop, likewise.
-    :param bool interrupted: Whether Ctrl-C ended it.
+    :param bool interrupted: Whether Ctrl-C was pressed.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -101,10 +101,13 @@ def fit(
     :param checkpoint: File that gets, now and then and at the end, what it takes to go on:
         parameters (not the buffers of modules), optimiser, random state. If it is there, training
         starts from it and ends with the numbers of a run that was never interrupted, to the last
-        bit on the same machine.
+        bit on the same machine. (Losses of Pyro's own that look for plates when they are first
+        used, which takes draws, need ``max_plate_nesting`` for that; those with parameters of their
+        own, such as the baselines of ``TraceGraph_ELBO``, cannot be resumed.)
     :param float checkpoint_interval: Seconds between two checkpoints.
     :returns: The losses and the time. Ctrl-C ends the loop after the step at hand, saves a
-        checkpoint if there is to be one, and returns what there is; a second one ends it at once.
+        checkpoint if there is to be one, and returns what there is; a second one ends it at once,
+        without saving.
     :raises NonFiniteError: If a loss or a gradient is not finite; no parameter has been touched by
         that step. (Pyro itself refuses NaN in a distribution's parameters, with a ``ValueError``.)
     :raises ValueError: If the tensors differ in their number of rows, an option is out of range, or
@@ -117,16 +120,20 @@ def fit(
     guarded = _Guard(loss)
     svi = SVI(model, guide, optim, loss=loss.loss, loss_and_grads=guarded)
     batches = minibatches(data, batch_size, seed)
-    settings = {"batch_size": batch_size, "seed": seed, "num_rows": len(data[0])}
+    settings = {
+        "batch_size": batch_size, "seed": seed, "num_rows": len(data[0]), "optim": _describe(optim)
+    }  # fmt: skip
     if checkpoint is not None and Path(checkpoint).exists():
-        start = next(minibatches(data, batch_size, seed))
-        found = load_checkpoint(checkpoint, model, guide, start, optim)
+        state = read_checkpoint(checkpoint)
+        found = state["progress"]
         _check_same(checkpoint, found["settings"], settings)
         if len(found["losses"]) > num_steps:
             raise ValueError(
                 f"The checkpoint {checkpoint} has {len(found['losses'])} steps, more than "
                 f"num_steps={num_steps}. Remove it to start anew."
             )
+        batch = next(minibatches(data, batch_size, seed))
+        restore(checkpoint, state, model, guide, batch, optim)
         history.losses, history.seconds = list(found["losses"]), found["seconds"]
         batches.load_state(found["batches"])
 
@@ -155,12 +162,12 @@ def fit(
                 if step % 10 == 0:
                     bar.set_postfix(loss=f"{value:.4g}", refresh=False)
                 now = time.perf_counter()
-                last = step + 1 == num_steps or interrupt.seen
+                history.interrupted = interrupt.seen
+                last = step + 1 == num_steps or history.interrupted
                 if checkpoint is not None and (last or now - saved_time >= checkpoint_interval):
                     save()
                     saved_time = now
-                if interrupt.seen:
-                    history.interrupted = step + 1 < num_steps
+                if history.interrupted:
                     break
     except KeyboardInterrupt:
         history.interrupted = True
@@ -192,6 +199,24 @@ class _Interrupt:
     def __exit__(self, *_) -> None:
         if self.previous is not None:
             signal.signal(signal.SIGINT, self.previous)
+
+
+def _describe(optim: PyroOptim) -> str:
+    """What kind of optimiser it is, with its numbers; functions have no such description."""
+    if isinstance(optim, NaturalGradient):
+        return f"NaturalGradient({optim.lr}, {optim.decay}, {optim.decay_steps}, " + (
+            f"{_describe(optim.optim)})"
+        )
+    parts = [optim.pt_optim_constructor, optim.pt_optim_args]
+    if isinstance(optim, PyroLRScheduler):
+        parts += [optim.pt_scheduler_constructor, optim.kwargs]
+    return " ".join(
+        part.__name__
+        if hasattr(part, "__name__")
+        else str({k: v for k, v in part.items() if isinstance(v, int | float | str)})
+        for part in parts
+        if isinstance(part, dict) or hasattr(part, "__name__")
+    )
 
 
 def _check_same(path: str | Path, found: dict, settings: dict) -> None:

@@ -132,6 +132,14 @@ def test_quadratic_forms_and_their_derivatives():
     torch.testing.assert_close(batched, torch.stack([expected, 4 * expected]))
 
 
+def test_quadratic_forms_of_no_rows():
+    A, C = torch.randn(0, 4).requires_grad_(), torch.randn(R, 4, 4).requires_grad_()
+    value = quadratic_forms(A, C)
+    value.sum().backward()
+    assert value.shape == (0, R)
+    assert C.grad.equal(torch.zeros(R, 4, 4))
+
+
 def test_quadratic_forms_take_a_batch_of_derivatives():
     """As the profiler asks for them."""
     A, C = symmetric_problem()

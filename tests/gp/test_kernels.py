@@ -24,6 +24,24 @@ def test_values_and_gradients_are_those_of_pyro(active_dims):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("offset", [1e3, 1e5])
+def test_an_offset_of_the_inputs_costs_no_accuracy(offset):
+    X = torch.randn(50, 2)
+    with torch.no_grad():
+        far = RBF(2)((X + offset).float())
+        exact = RBF(2)((X + offset).float().double())
+    assert (far - exact).abs().max() < 1e-5
+
+
+def test_inputs_of_other_shapes():
+    with torch.no_grad():
+        for n in (1, 5):
+            x = torch.randn(n)
+            torch.testing.assert_close(RBF(1)(x), kernels.RBF(1)(x))
+    with pytest.raises(ValueError, match="looks at input 2, counted from 0, but there are 2"):
+        RBF(3)(torch.randn(4, 3), torch.randn(4, 2))
+
+
 def test_far_inputs_are_unrelated():
     X = torch.tensor([[0.0], [1e3], [1e8]], dtype=torch.float32)
     with torch.no_grad():

@@ -2,13 +2,14 @@
 
 import signal
 
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer.autoguide import AutoNormal
 
-from pyro_dgp import DRegIWELBO, LatentDGP, fit
+from pyro_dgp import DRegIWELBO, LatentDGP, NaturalGradient, fit
 from pyro_dgp.infer.training import paper_optimizer
 
 X = torch.linspace(-1, 1, 30, dtype=torch.float64).unsqueeze(-1)
@@ -113,6 +114,16 @@ def test_ctrl_c_ends_after_the_step_and_saves(tmp_path):
     assert resumed.losses == train(new_model(), 8, paper_optimizer()).losses
 
 
+def test_ctrl_c_in_the_last_step_is_not_lost():
+    def press(step, loss):
+        if step == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    history = train(new_model(), 3, paper_optimizer(), callback=press)
+    assert history.interrupted
+    assert len(history.losses) == 3
+
+
 def test_a_second_ctrl_c_does_not_wait():
     class Stuck(pyro.optim.PyroOptim):
         def __call__(self, params):
@@ -138,14 +149,38 @@ def test_checkpoints_that_do_not_fit(tmp_path):
     for name, value in (("batch_size", 9), ("seed", 6)):
         with pytest.raises(ValueError, match=f"made with {name}=.*, not {value}"):
             train(new_model(), 4, paper_optimizer(), checkpoint=path, **{name: value})
+    others = paper_optimizer(lr=0.1), pyro.optim.Adam({"lr": 0.005}), None
+    for optim in others:
+        model = new_model()
+        optim = optim or NaturalGradient(model.layers[-1], paper_optimizer())
+        before = [p.detach().clone() for p in model.parameters()], torch.get_rng_state()
+        with pytest.raises(ValueError, match="made with optim="):
+            train(model, 4, optim, checkpoint=path)
+        for p, q in zip(model.parameters(), before[0], strict=True):
+            assert p.equal(q)
+        assert torch.get_rng_state().equal(before[1])
 
 
-@pytest.mark.parametrize("damage", [b"", b"not a checkpoint", None])
+def test_numbers_of_numpy(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    expected = train(new_model(), 4, paper_optimizer(0.02, 0.9)).losses
+    for stop in (2, 4):
+        optim = paper_optimizer(np.float64(0.02), np.float64(0.9), np.int64(1000))
+        found = train(new_model(), stop, optim, checkpoint=path).losses
+    assert found == expected
+
+
+@pytest.mark.parametrize("damage", [b"", b"not a checkpoint", "half", "one byte"])
 def test_damaged_checkpoints(tmp_path, damage):
     path = tmp_path / "checkpoint.pt"
     train(new_model(), 2, paper_optimizer(), checkpoint=path)
     content = path.read_bytes()
-    path.write_bytes(content[: len(content) // 2] if damage is None else damage)
+    if damage == "half":
+        damage = content[: len(content) // 2]
+    elif damage == "one byte":
+        at = content.index(torch.load(path)["parameters"].popitem()[1].numpy().tobytes())
+        damage = content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+    path.write_bytes(damage)
     with pytest.raises(ValueError, match=r"checkpoint.pt is no checkpoint, or a damaged one"):
         train(new_model(), 4, paper_optimizer(), checkpoint=path)
 

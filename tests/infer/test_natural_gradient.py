@@ -1,11 +1,10 @@
 import pyro
-import pyro.distributions as dist
 import pytest
 import torch
 from pyro.contrib.gp.kernels import RBF
 from pyro.contrib.gp.likelihoods import Gaussian
 from pyro.contrib.gp.models import VariationalSparseGP
-from pyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
+from pyro.infer import SVI, TraceMeanField_ELBO
 from torch.distributions import MultivariateNormal, kl_divergence
 
 from pyro_dgp import LatentDGP, NaturalGradient, PartiallyCollapsedIWELBO, fit
@@ -161,16 +160,25 @@ def test_schedules_of_both_and_exact_resume(tmp_path):
         assert ours.equal(theirs)
 
 
-def test_parameters_without_gradient_stay():
-    dgp = sparse_gp()
-    (layer,) = dgp.layers
-    optim = NaturalGradient(layer, Nothing())
+def test_layers_of_another_model_are_refused():
+    mine, other = sparse_gp(), sparse_gp()
+    optim = NaturalGradient(other.layers[0], Nothing())
+    with pytest.raises(ValueError, match=r"q\(u\) of a GPLayer .* is not among the parameters"):
+        SVI(mine.model, mine.guide, optim, loss=PartiallyCollapsedIWELBO(K=1)).step(X, Y)
 
-    def nothing(X, y):
-        pyro.sample("x", dist.Normal(0, 1))
 
-    SVI(nothing, nothing, optim, loss=Trace_ELBO()).step(X, Y)
-    assert (layer.u_loc == 0).all()
+def test_a_scale_without_constraint():
+    class Layer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.u_loc = torch.nn.Parameter(torch.ones(1, 2))
+            self.u_scale_tril = torch.nn.Parameter(torch.eye(2).unsqueeze(0))
+
+    layer = Layer()
+    layer.u_loc.grad = torch.tensor([[1.0, 0.0]])
+    NaturalGradient(layer, Nothing(), lr=0.5)([layer.u_loc, layer.u_scale_tril])
+    torch.testing.assert_close(layer.u_loc.detach(), torch.tensor([[0.5, 1.0]]))
+    assert layer.u_scale_tril.equal(torch.eye(2).unsqueeze(0))
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ ESTIMATORS = {"REG": PartiallyCollapsedIWELBO, "DReG": DRegIWELBO}
 def point(K, snr, error=0.01, **values):
     values = {
         "estimator": "REG", "K": K, "num_particles": 1, "batch_size": None, "group": "g",
-        "num_draws": 100, "snr": snr, "snr_error": error, "debiased": snr, "debiased_error": error,
-        "num_constant": 0, **values,
+        "num_draws": 100, "seed": 0, "snr": snr, "snr_error": error, "debiased": snr,
+        "debiased_error": error, "num_constant": 0, **values,
     }  # fmt: skip
     return SNRPoint(**values)
 
@@ -87,6 +87,29 @@ def test_an_interrupted_sweep_goes_on(tmp_path, monkeypatch):
     assert calls == [3]
     assert {(p.K, p.group) for p in sweep.points} == {(K, g) for K in (1, 2, 3) for g in case.init}
     assert SNRSweep.load(path) == sweep
+
+
+def test_a_file_of_other_settings_is_no_answer(tmp_path):
+    case = vae()
+    case.setup()
+    options = {"num_draws": 40, "progress": False, "path": tmp_path / "sweep.json"}
+    groups = {"guide": ["a", "b"]}
+
+    def go(**more):
+        return snr_sweep(
+            case.model, case.guide, case.args, {"REG": PartiallyCollapsedIWELBO}, [2],
+            **options, **more,
+        ).points  # fmt: skip
+
+    (first,) = go(groups=groups)
+    assert go(groups=groups) == [first]
+    (other,) = go(groups=groups, seed=1)
+    assert other.snr != first.snr
+    assert {p.group for p in go()} == set(case.init)  # every parameter, though a group is there
+    grown = go(groups=groups | {"one": ["a"]})
+    assert grown[0] == first
+    assert len(grown) == 2
+    assert go(groups=groups | {"one": ["a"]}) == grown
 
 
 def test_batch_sizes():
