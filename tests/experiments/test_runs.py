@@ -165,7 +165,8 @@ class Broken(PartiallyCollapsedIWELBO):
 def test_killed_at_random_moments(tmp_path):
     """SIGKILL, twenty times over: the record is that of a run which was let alone."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pyro_dgp.experiments.runs"])
+    # What an optimiser imports at its first step takes seconds, which every child would need.
+    context.set_forkserver_preload(["pyro_dgp.experiments.runs", "torch._dynamo"])
     config = RunConfig(
         "solar", K=2, num_layers=1, num_inducing=8, num_steps=200, num_test_samples=10, batch_size=8
     )
