@@ -118,16 +118,15 @@ def _save_figure(figure, image: Path) -> None:
 
 
 def _reproduce(args: argparse.Namespace) -> int:
-    if args.published is not None:
-        return _published(args)
-    for option in ("format", "outliers"):
-        if getattr(args, option) is not None:
-            raise ValueError(f"--{option} belongs to --published.")
-    folder = Path(args.output)
-    _check_folder(folder)
     study = STUDIES[args.what]
     given = {f.name: getattr(args, f.name) for f in fields(study.size)}
     given = {n: tuple(v) if isinstance(v, list) else v for n, v in given.items() if v is not None}
+    published = _published(args)
+    if published is not None and not given:
+        print(published)
+        return 0
+    folder = Path(args.output)
+    _check_folder(folder)
     size = replace(study.size, **given)
     figures = None if args.no_figure or study.draw is None else _figures()
     print(f"{args.what}: {size}", file=sys.stderr)
@@ -140,6 +139,8 @@ def _reproduce(args: argparse.Namespace) -> int:
         )
         return 130
     text = "\n".join(study.table(results)).rstrip() + "\n"
+    if published is not None:
+        text += f"\nPublished:\n\n{published}\n"
     print(text, end="")
     for suffix, content in ({".txt": text} | study.files(results)).items():
         path = folder / f"{args.what}{suffix}"
@@ -150,13 +151,17 @@ def _reproduce(args: argparse.Namespace) -> int:
     return 0
 
 
-def _published(args: argparse.Namespace) -> int:
+def _published(args: argparse.Namespace) -> str | None:
+    """The table of the file with published numbers, if one is named."""
+    if args.published is None:
+        for option in ("format", "outliers"):
+            if getattr(args, option) is not None:
+                raise ValueError(f"--{option} belongs to --published.")
+        return None
     if args.what != "table1":
         raise ValueError(f"--published belongs to table1, not to {args.what}.")
-    print(
-        FORMATS[args.format or "markdown"](table1(read_evaluations(args.published), args.outliers))
-    )
-    return 0
+    table = table1(read_evaluations(args.published), args.outliers)
+    return FORMATS[args.format or "markdown"](table)
 
 
 def _check_folder(folder: Path) -> None:
@@ -325,7 +330,8 @@ def _parser() -> argparse.ArgumentParser:
         "--published",
         metavar="FILE",
         help="table1 of a CSV file with the columns dataset, estimator, split, eval_index and "
-        "test_log_likelihood; nothing is trained",
+        "test_log_likelihood; alone, nothing is trained, and with options that size the study it is "
+        "printed beside",
     )
     reproduce.add_argument(
         "--format", choices=tuple(FORMATS), help="of --published (default markdown)"

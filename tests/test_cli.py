@@ -205,9 +205,12 @@ def test_reproduce_goes_on_after_ctrl_c(monkeypatch, tmp_path, capsys):
         assert cli.main(command) == 130
     assert "the same command goes on" in capsys.readouterr().err
     assert [path.suffix for path in tmp_path.iterdir()] == [".pt"]
-    assert cli.main(command) == 0
+    published = ["--published", str(DATA / "table1_test_log_likelihood.csv")]
+    assert cli.main([*command, *published]) == 0
     out = capsys.readouterr().out
     assert "| Across datasets | 1 |" in out
+    assert "Published:" in out
+    assert "| Across datasets | 114 |" in out
     assert "83% of the targets are one value" in out
     assert (tmp_path / "table1.csv").read_text().startswith("dataset,num_splits")
     assert cli.main([*command[:1], "figure6", *command[2:]]) == 0  # of the same records

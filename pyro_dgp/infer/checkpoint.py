@@ -17,7 +17,7 @@ from pyro_dgp.infer.random_state import random_state, set_random_state, untouche
 
 __all__ = ["parameters_of", "read_checkpoint", "restore", "save_checkpoint"]
 
-_FORMAT = "pyro_dgp checkpoint 1"
+_FORMAT = "pyro_dgp checkpoint 2"
 
 
 def save_checkpoint(
