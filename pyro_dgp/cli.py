@@ -330,7 +330,7 @@ def _parser() -> argparse.ArgumentParser:
         "--published",
         metavar="FILE",
         help="table1 of a CSV file with the columns dataset, estimator, split, eval_index and "
-        "test_log_likelihood; alone, nothing is trained, and with options that size the study it is "
+        "test_log_likelihood; alone, nothing is trained, and with options of size it is "
         "printed beside",
     )
     reproduce.add_argument(
