@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pyro
+import pyro.optim
 import torch
 from pyro.infer import ELBO, TraceMeanField_ELBO
 from pyro.optim import PyroOptim
@@ -69,6 +70,9 @@ class RunConfig:
         paper; 0 for Adam there, too.
     :param float lr_decay: Factor of both every ``lr_decay_steps`` steps.
     :param int lr_decay_steps: See ``lr_decay``.
+    :param str encoder_optimizer: "adam" or "sgd", with the same learning rate.
+    :param float encoder_clip_norm: Largest norm of the gradient of one of its parameters; 0
+        for any.
     :param str mixing: "published" or "principal", see :meth:`~pyro_dgp.gp.LatentDGP.from_data`.
     :param str dtype: "float64" or "float32".
     :param str device: A torch device.
@@ -92,6 +96,8 @@ class RunConfig:
     natural_lr: float = 0.0
     lr_decay: float = 0.98
     lr_decay_steps: int = 1000
+    encoder_optimizer: str = "adam"
+    encoder_clip_norm: float = 0.0
     mixing: str = "published"
     dtype: str = "float64"
     device: str = "cpu"
@@ -111,6 +117,7 @@ class RunConfig:
         for name, value, choices in (
             ("loss", self.loss, LOSSES),
             ("dtype", self.dtype, ("float32", "float64")),
+            ("encoder_optimizer", self.encoder_optimizer, ("adam", "sgd")),
         ):
             if value not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, not '{value}'.")
@@ -134,17 +141,37 @@ class RunConfig:
 
     def optimizer(self, dgp: LatentDGP) -> PyroOptim:
         """Adam with the schedule, and natural gradients for the last layer if there are to be."""
-        schedule = self.lr_decay, self.lr_decay_steps
-        adam = paper_optimizer(self.lr, *schedule)
+        adam = self._adam()
         if not self.natural_lr:
             return adam
-        return NaturalGradient(dgp.layers[-1], adam, self.natural_lr, *schedule)
+        return NaturalGradient(
+            dgp.layers[-1], adam, self.natural_lr, self.lr_decay, self.lr_decay_steps
+        )
+
+    def _adam(self) -> PyroOptim:
+        if self.encoder_optimizer == "adam" and not self.encoder_clip_norm:
+            return paper_optimizer(self.lr, self.lr_decay, self.lr_decay_steps)
+
+        def arguments(name: str) -> dict:
+            return {"lr": self.lr, "sgd": self.encoder_optimizer == "sgd" and ".encoder." in name}
+
+        def clipping(module: str, name: str) -> dict:
+            clipped = self.encoder_clip_norm and module.endswith(".encoder")
+            return {"clip_norm": self.encoder_clip_norm} if clipped else {}
+
+        schedule = {"step_size": self.lr_decay_steps, "gamma": self.lr_decay}
+        options = {"optimizer": _adam_or_sgd, "optim_args": arguments, **schedule}
+        return pyro.optim.StepLR(options, clipping)
 
     def elbo(self) -> ELBO:
         """The loss that is minimised."""
         if self.loss == "vi":
             return TraceMeanField_ELBO()
         return {"dreg": DRegIWELBO, "reg": PartiallyCollapsedIWELBO}[self.loss](K=self.K)
+
+
+def _adam_or_sgd(params, lr: float, sgd: bool) -> torch.optim.Optimizer:
+    return (torch.optim.SGD if sgd else torch.optim.Adam)(params, lr=lr)
 
 
 def train(

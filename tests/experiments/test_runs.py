@@ -18,6 +18,7 @@ from pyro_dgp.experiments.runs import (
     load_record,
     record_path,
     run,
+    train,
 )
 from pyro_dgp.gp import PredictiveMixture
 from pyro_dgp.infer import NonFiniteError
@@ -134,6 +135,20 @@ def test_natural_gradients_are_an_option(tmp_path):
     assert load_record(record_path(config, tmp_path)) == (config, record)
 
 
+def test_options_for_the_encoder():
+    """SGD moves it by the clipped gradient times the learning rate; the rest takes Adam's steps."""
+    options = {"lr": 0.1, "encoder_optimizer": "sgd", "encoder_clip_norm": 1e-3}
+    config = RunConfig("solar", K=2, num_steps=0, num_test_samples=10)
+    before, _ = train(config, progress=False)
+    after, _ = train(replace(config, num_steps=1, **options), progress=False)
+    for (name, p), q in zip(before.named_parameters(), after.parameters(), strict=True):
+        moved = (q - p).norm().item()
+        if ".encoder." in name:
+            assert 0 < moved < 0.1 * 1e-3 * 1.01
+        elif "noise" in name or "variance" in name:
+            assert moved == pytest.approx(0.1, rel=1e-3)
+
+
 def test_one_model_for_two_evaluations(tmp_path):
     config = RunConfig("solar", K=2, num_steps=2, num_test_samples=10)
     run(config, tmp_path, progress=False)
@@ -233,7 +248,9 @@ def test_a_device_that_is_not_there(device):
         run(RunConfig("demo", device=device, num_steps=1))
 
 
-@pytest.mark.parametrize("option", [{"loss": "iwae"}, {"dtype": "int8"}])
+@pytest.mark.parametrize(
+    "option", [{"loss": "iwae"}, {"dtype": "int8"}, {"encoder_optimizer": "lbfgs"}]
+)
 def test_bad_options(option):
     with pytest.raises(ValueError, match=f"{next(iter(option))} must be one of"):
         RunConfig("forest", **option)
