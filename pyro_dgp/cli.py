@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _demo(args: argparse.Namespace) -> int:
     figures = None if args.no_figure else _figures()
-    return _run(args, _demo_config(args), figures)
+    return _run(args, replace(_demo_config(args), noise_variance=0.1), figures)
 
 
 def _figures():

@@ -125,7 +125,7 @@ def test_train_goes_on_after_ctrl_c(monkeypatch, tmp_path, capsys):
     assert results[0] == results[1]
 
 
-SNR = ["--samples", "1", "10", "--draws", "40", "--points", "2", "--quiet"]
+SNR = ["--samples", "1", "10", "--draws", "40", "--points", "1", "--quiet"]
 
 
 def test_snr(tmp_path, capsys):

@@ -300,7 +300,7 @@ def open_gates(monkeypatch):
     [
         (unsquared_weights, DRegIWELBO, "plate", 3, "a"),
         (squared_weights_for_every_parameter, DRegIWELBO, "plate", 3, "theta"),
-        (scale_inside_the_logarithm, PartiallyCollapsedIWELBO, "plate, subsampled", 3, "bound"),
+        (scale_inside_the_logarithm, PartiallyCollapsedIWELBO, "plate, subsampled", 3, "log_c"),
         (globals_drawn_for_every_sample, PartiallyCollapsedIWELBO, "global", 2, "bound"),
         (detached_guide_distributions, DRegIWELBO, "hierarchical guide", 2, "a"),
         (open_gates, DRegIWELBO, "three levels", 2, "a"),
