@@ -106,7 +106,12 @@ def _snr(args: argparse.Namespace) -> int:
     if figures is not None:
         parameters = sorted({p.group for p in sweep.points} - {"encoder"})[:4]
         some = sorted({args.samples[i] for i in (0, len(args.samples) // 2, -1)})
-        draws = paper.gradient_draws(dgp, X[:1], y[:1], some, 10 * args.draws, seed, progress)
+        entry = paper.strongest_weight(dgp, X[:1], y[:1], max(some), seed)
+        by_K = {
+            K: paper.gradient_draws(dgp, X[:1], y[:1], entry, K, 10 * args.draws, seed, progress)
+            for K in some
+        }
+        draws = {name: {K: by_K[K][name] for K in some} for name in paper.ESTIMATORS}
         _save_figure(figures.snr_figure(sweep, parameters), folder / "snr.png")
         _save_figure(figures.histogram_figure(draws), folder / "gradients.png")
     return 0
@@ -228,7 +233,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"pyro_dgp {__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
+    for add in (_add_demo, _add_train, _add_snr, _add_reproduce):
+        add(commands)
+    return parser
 
+
+def _add_demo(commands) -> None:
     demo = commands.add_parser(
         "demo",
         help="train on the paper's demo data and draw what was learned",
@@ -240,6 +250,8 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--no-figure", action="store_true", help="draw nothing")
     _common(demo, layers=1, K=10, steps=1500, lr=0.05)
 
+
+def _add_train(commands) -> None:
     train = commands.add_parser(
         "train",
         help="train and evaluate one model on one split of a data set",
@@ -272,6 +284,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     _common(train, layers=2, K=50, steps=3000, lr=0.005)
 
+
+def _add_snr(commands) -> None:
     snr = commands.add_parser(
         "snr",
         help="signal-to-noise ratios of the encoder's gradient",
@@ -297,6 +311,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     _common(snr, layers=2, K=10, steps=2000, lr=0.02)
 
+
+def _add_reproduce(commands) -> None:
     reproduce = commands.add_parser(
         "reproduce",
         help="make one of the paper's figures, or its table",
@@ -322,9 +338,7 @@ def _parser() -> argparse.ArgumentParser:
         ("--evaluations", int, False, "estimates of a model's test log-likelihood"),
         ("--jobs", int, False, "runs at a time; -1 for one a core (table1, figures 4 and 6)"),
     ):
-        reproduce.add_argument(
-            option, type=kind, nargs="+" if many else None, help=text, dest=_name(option)
-        )
+        reproduce.add_argument(option, type=kind, nargs="+" if many else None, help=text)
     reproduce.add_argument("--dtype", choices=("float32", "float64"), help="default float64")
     reproduce.add_argument(
         "--published",
@@ -346,11 +360,6 @@ def _parser() -> argparse.ArgumentParser:
     reproduce.add_argument("--output", default="results", help="folder to use (default results)")
     reproduce.add_argument("--no-figure", action="store_true", help="draw nothing")
     reproduce.add_argument("--quiet", action="store_true", help="no progress bar")
-    return parser
-
-
-def _name(option: str) -> str:
-    return option.removeprefix("--").replace("-", "_")
 
 
 def _common(parser, layers: int, K: int, steps: int, lr: float) -> None:

@@ -187,6 +187,23 @@ def test_reproduce(monkeypatch, tmp_path, capsys):
         assert files == {path: path.stat().st_mtime_ns for path in tmp_path.glob("*_*")}
 
 
+@pytest.mark.parametrize("what", ["figure1", "figure2"])
+def test_what_a_figure_has_is_kept(tmp_path, what):
+    command = ["reproduce", what, "--steps", "2", "--draws", "20", "--train-K", "2", "--quiet"]
+    command += ["--samples", "1", "4", "--no-figure", "--output", str(tmp_path)]
+    assert cli.main(command) == 0
+    files = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*_Q20_K*")}
+    assert len(files) == 2
+    (lost,) = (path for path in files if path.stem.endswith("K4"))
+    lost.unlink()
+    table = (tmp_path / f"{what}.txt").read_text()
+    assert cli.main(command) == 0
+    again = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*_Q20_K*")}
+    assert again.keys() == files.keys()
+    assert {path for path in files if again[path] != files[path]} == {lost}
+    assert (tmp_path / f"{what}.txt").read_text() == table
+
+
 def test_reproduce_goes_on_after_ctrl_c(monkeypatch, tmp_path, capsys):
     """At once: without an evaluation of what was interrupted."""
 

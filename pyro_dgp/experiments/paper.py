@@ -3,16 +3,13 @@
 Source: Rudner et al. (2021), section 4 and appendix B.
 """
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pyro
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from pyro_dgp.gp import LatentDGP
 from pyro_dgp.infer import (
@@ -23,8 +20,17 @@ from pyro_dgp.infer import (
     SNRSweep,
     snr_sweep,
 )
+from pyro_dgp.infer.checkpoint import parameters_of
 
-__all__ = ["ESTIMATORS", "encoder_sites", "gradient_draws", "snr_against_K", "snr_of_entries"]
+__all__ = [
+    "ESTIMATORS",
+    "encoder_sites",
+    "gradient_draws",
+    "random_entries",
+    "snr_against_K",
+    "snr_of_entries",
+    "strongest_weight",
+]
 
 ESTIMATORS = {"REG": PartiallyCollapsedIWELBO, "DReG": DRegIWELBO}
 
@@ -34,9 +40,7 @@ def encoder_sites(dgp: LatentDGP, X: Tensor, y: Tensor) -> list[str]:
 
     :raises ValueError: If the model has no encoder.
     """
-    with pyro.poutine.trace(param_only=True) as capture:
-        dgp.guide(X, y)
-    sites = [name for name in capture.trace.nodes if ".encoder$$$" in name]
+    sites = [n for n in parameters_of(dgp.model, dgp.guide, (X, y)) if ".encoder$$$" in n]
     if not sites:
         raise ValueError("The model has no encoder, whose gradients could be profiled.")
     return sites
@@ -82,60 +86,59 @@ def snr_against_K(
     return SNRSweep([_mean(points) for points in zip(*(s.points for s in sweeps), strict=True)])
 
 
+def random_entries(
+    dgp: LatentDGP, X: Tensor, y: Tensor, number: int = 4, seed: int = 0
+) -> list[tuple[str, tuple[int, ...]]]:
+    """Names and indices of scalar parameters of the encoder, chosen at random.
+
+    Of those that have a gradient at the datum, which those that read an input of 0 have not.
+    """
+    sites = encoder_sites(dgp, X, y)
+    snr = SNRProfiler(dgp.model, dgp.guide, ESTIMATORS["REG"](K=1), 20, sites, seed=seed).run(X, y)
+    varying = [
+        (site, tuple(index))
+        for site, values in snr.snr.items()
+        for index in ((values > 0) & values.isfinite()).nonzero().tolist()
+    ]
+    chosen = np.random.default_rng(seed).permutation(len(varying))[:number]
+    return [varying[i] for i in chosen]
+
+
 def snr_of_entries(
     dgp: LatentDGP,
     X: Tensor,
     y: Tensor,
-    K: Sequence[int],
-    num_entries: int = 4,
+    entries: Sequence[tuple[str, tuple[int, ...]]],
+    K: int,
     num_draws: int = 1000,
     seed: int = 0,
-    progress: bool = True,
 ) -> SNRSweep:
-    """SNR of single encoder parameters, chosen at random, against K: Figure 1.
+    """SNR of single encoder parameters under both estimators: the points of Figure 1 at one K.
 
     :param LatentDGP dgp: A trained model.
     :param torch.Tensor X: Input of one datum, [1, D].
     :param torch.Tensor y: Its target.
-    :param K: Numbers of importance samples.
-    :param int num_entries: How many of the encoder's scalar parameters.
+    :param entries: Names and indices, see :func:`random_entries`.
+    :param int K: Importance samples.
     :param int num_draws: Q.
-    :param int seed: Of the choice and of the draws.
-    :param bool progress: Show a progress bar.
+    :param int seed: Of the draws.
     """
-    sites = encoder_sites(dgp, X, y)
-    chosen: list[tuple[str, tuple[int, ...]]] | None = None
+    sites = list(dict.fromkeys(site for site, _ in entries))
     points = []
-    for name, samples in tqdm(
-        list(itertools.product(ESTIMATORS, K)), disable=not progress, unit="profile"
-    ):
-        loss = ESTIMATORS[name](K=samples)
-        profile = SNRProfiler(dgp.model, dgp.guide, loss, num_draws, sites, seed=seed).run(X, y)
-        if chosen is None:
-            chosen = _random_entries(profile.snr, num_entries, seed)
-        for site, index in chosen:
+    for name, estimator in ESTIMATORS.items():
+        profiler = SNRProfiler(dgp.model, dgp.guide, estimator(K=K), num_draws, sites, seed=seed)
+        profile = profiler.run(X, y)
+        for site, index in entries:
             squared = profile.squared_snr[site][index].clamp(min=0).item()
             error = profile.snr_error[site][index].item()
             points.append(
                 SNRPoint(
-                    name, samples, 1, None, f"{site.split('$$$')[-1]}{list(index)}", num_draws,
-                    seed=seed,
+                    name, K, 1, None, f"{site.split('$$$')[-1]}{list(index)}", num_draws, seed,
                     snr=profile.snr[site][index].item(), snr_error=error,
                     debiased=math.sqrt(squared), debiased_error=error, num_constant=0,
                 )
             )  # fmt: skip
     return SNRSweep(points)
-
-
-def _random_entries(snr, number: int, seed: int) -> list[tuple[str, tuple[int, ...]]]:
-    """Names and indices of entries that have a gradient at all (the input's may be 0)."""
-    varying = [
-        (site, tuple(index))
-        for site, values in snr.items()
-        for index in ((values > 0) & values.isfinite()).nonzero().tolist()
-    ]
-    chosen = np.random.default_rng(seed).permutation(len(varying))[:number]
-    return [varying[i] for i in chosen]
 
 
 def _mean(points: Sequence[SNRPoint]) -> SNRPoint:
@@ -157,35 +160,38 @@ def _mean(points: Sequence[SNRPoint]) -> SNRPoint:
     )
 
 
+def strongest_weight(dgp: LatentDGP, X: Tensor, y: Tensor, K: int, seed: int = 0):
+    """The weight of the encoder's last layer with the strongest signal at one datum, under DReG.
+
+    :returns: Its name and its index.
+    """
+    site = [s for s in encoder_sites(dgp, X, y) if s.endswith("weight")][-1]
+    profiler = SNRProfiler(dgp.model, dgp.guide, ESTIMATORS["DReG"](K=K), 1000, [site], seed=seed)
+    snr = profiler.run(X, y).snr[site]
+    return site, tuple(int(i) for i in np.unravel_index(int(snr.argmax()), snr.shape))
+
+
 def gradient_draws(
     dgp: LatentDGP,
     X: Tensor,
     y: Tensor,
-    K: Sequence[int],
+    entry: tuple[str, tuple[int, ...]],
+    K: int,
     num_draws: int = 10_000,
     seed: int = 0,
     progress: bool = True,
-) -> dict[str, dict[int, Tensor]]:
-    """Draws of the gradient by one encoder weight, [num_draws] by estimator and K: Figures 2 and 8.
+) -> dict[str, Tensor]:
+    """Draws of the gradient by one scalar parameter at one datum: a column of Figures 2 and 8.
 
-    For one datum. The weight is that of the last layer with the strongest signal under DReG at the
-    largest K.
+    :param entry: Its name and its index, see :func:`strongest_weight`.
+    :returns: [num_draws] by estimator.
     """
-    site = [s for s in encoder_sites(dgp, X, y) if s.endswith("weight")][-1]
-
-    def profile(estimator, samples, draws):
-        loss = ESTIMATORS[estimator](K=samples)
+    site, index = entry
+    found = {}
+    for name, estimator in ESTIMATORS.items():
         profiler = SNRProfiler(
-            dgp.model, dgp.guide, loss, draws, [site], seed=seed, keep_draws=True,
+            dgp.model, dgp.guide, estimator(K=K), num_draws, [site], seed=seed, keep_draws=True,
             progress=progress,
         )  # fmt: skip
-        return profiler.run(X, y)
-
-    strongest = int(profile("DReG", max(K), min(1000, num_draws)).snr[site].flatten().argmax())
-    return {
-        estimator: {
-            samples: profile(estimator, samples, num_draws).draws[site].flatten(1)[:, strongest]
-            for samples in K
-        }
-        for estimator in ESTIMATORS
-    }
+        found[name] = profiler.run(X, y).draws[site][(slice(None), *index)]
+    return found

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyro_dgp.experiments import datasets, figures
 from pyro_dgp.experiments.runs import RunConfig, load_data
-from pyro_dgp.experiments.studies import Size, Study, trained
+from pyro_dgp.experiments.studies import Size, Study, some_rows, trained
 from pyro_dgp.experiments.sweep import sweep
 from pyro_dgp.experiments.table1 import FORMATS, table1
 from pyro_dgp.gp import PredictiveMixture
@@ -115,10 +115,8 @@ def _table1_files(records) -> dict[str, str]:
     values = by_split(records)
     if not values:
         return {}
-    return {f".{suffix}": FORMATS[name](table1(values)) + "\n" for name, suffix in _SUFFIXES}
-
-
-_SUFFIXES = (("csv", "csv"), ("latex", "tex"))
+    suffixes = {".csv": "csv", ".tex": "latex"}
+    return {suffix: FORMATS[name](table1(values)) + "\n" for suffix, name in suffixes.items()}
 
 
 def _learned_lines(records) -> list[str]:
@@ -137,7 +135,7 @@ def _marginals(size: Size, folder: Path, progress: bool) -> dict[str, list[dict]
             kind: trained(config, folder, progress) for (_, _, kind), config in configs.items()
         }
         _, _, X, y = load_data(next(iter(configs.values())))
-        rows = np.random.default_rng(0).permutation(len(X))[: size.points].tolist()
+        rows = some_rows(len(X), size.points)
         pyro.set_rng_seed(0)
         predictives = {
             kind: dgp.predict(X[rows], size.test_samples) for kind, dgp in models.items()

@@ -14,6 +14,7 @@ from pyro.infer import ELBO, TraceMeanField_ELBO
 from pyro.optim import PyroOptim
 from torch import Tensor
 
+from pyro_dgp._checks import check_integer
 from pyro_dgp._files import write_json
 from pyro_dgp.experiments import datasets
 from pyro_dgp.experiments.metrics import bound, evaluate, point_masses
@@ -105,15 +106,14 @@ class RunConfig:
     num_evaluations: int = 1
 
     def __post_init__(self) -> None:
-        for name, value, minimum in (
-            ("K", self.K, 1),
-            ("num_steps", self.num_steps, 0),
-            ("batch_size", self.batch_size, 1),
-            ("num_test_samples", self.num_test_samples, 1),
-            ("num_evaluations", self.num_evaluations, 1),
+        for name, minimum in (
+            ("K", 1),
+            ("num_steps", 0),
+            ("batch_size", 1),
+            ("num_test_samples", 1),
+            ("num_evaluations", 1),
         ):
-            if value < minimum:
-                raise ValueError(f"{name} must be at least {minimum}, but it is {value}.")
+            check_integer(name, getattr(self, name), minimum)
         for name, value, choices in (
             ("loss", self.loss, LOSSES),
             ("dtype", self.dtype, ("float32", "float64")),

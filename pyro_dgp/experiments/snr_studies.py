@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from pyro_dgp._files import written_whole
 from pyro_dgp.experiments import figures, paper
@@ -20,14 +21,16 @@ __all__ = ["SNR_STUDIES"]
 
 def _entries(size: Size, folder: Path, progress: bool) -> SNRSweep:
     config = size.config(size.only("datasets"), size.only("layers"))
-    path = folder / f"{config.name}_entries_Q{size.draws}.json"
     dgp = trained(config, folder, progress)
-    sweep = SNRSweep.load(path) if path.exists() else None
-    if sweep is None or {p.K for p in sweep.points} != set(size.samples):
-        _, X, y = some_data(config, 1)
-        sweep = paper.snr_of_entries(dgp, X, y, size.samples, 4, size.draws, progress=progress)
-        sweep.save(path)
-    return sweep
+    _, X, y = some_data(config, 1)
+    entries = paper.random_entries(dgp, X, y)
+    points = []
+    for K in tqdm(size.samples, disable=not progress, unit="K"):
+        path = folder / f"{config.name}_entries_Q{size.draws}_K{K}.json"
+        if not path.exists():
+            paper.snr_of_entries(dgp, X, y, entries, K, size.draws).save(path)
+        points += SNRSweep.load(path).points
+    return SNRSweep(points)
 
 
 def _entries_table(sweep: SNRSweep) -> list[str]:
@@ -46,14 +49,19 @@ def _entries_figure(sweep: SNRSweep):
 
 def _gradients(size: Size, folder: Path, progress: bool) -> dict[str, dict[int, Tensor]]:
     config = size.config(size.only("datasets"), size.only("layers"))
-    path = folder / f"{config.name}_gradients_Q{size.draws}.pt"
     dgp = trained(config, folder, progress)
-    draws = torch.load(path, weights_only=True) if path.exists() else None
-    if draws is None or set(draws["REG"]) != set(size.samples):
-        _, X, y = some_data(config, 1)
-        draws = paper.gradient_draws(dgp, X, y, size.samples, size.draws, progress=progress)
-        with written_whole(path) as temporary:
-            torch.save(draws, temporary)
+    _, X, y = some_data(config, 1)
+    site, index = entry = paper.strongest_weight(dgp, X, y, max(size.samples))
+    what = f"{site.split('$$$')[-1]}{list(index)}"
+    draws: dict[str, dict[int, Tensor]] = {name: {} for name in paper.ESTIMATORS}
+    for K in size.samples:
+        path = folder / f"{config.name}_gradients_{what}_Q{size.draws}_K{K}.pt"
+        if not path.exists():
+            found = paper.gradient_draws(dgp, X, y, entry, K, size.draws, progress=progress)
+            with written_whole(path) as temporary:
+                torch.save(found, temporary)
+        for name, values in torch.load(path, weights_only=True).items():
+            draws[name][K] = values
     return draws
 
 

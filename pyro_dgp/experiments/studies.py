@@ -16,7 +16,7 @@ from pyro_dgp.experiments import datasets
 from pyro_dgp.experiments.runs import RunConfig, checkpoint_path, load_data, train
 from pyro_dgp.gp import LatentDGP
 
-__all__ = ["Size", "Study", "demo_config", "some_data", "trained"]
+__all__ = ["Size", "Study", "demo_config", "some_data", "some_rows", "trained"]
 
 
 @dataclass(frozen=True)
@@ -125,10 +125,12 @@ def trained(config: RunConfig, folder: Path, progress: bool) -> LatentDGP:
 
 
 def some_data(config: RunConfig, number: int) -> tuple[list[int], Tensor, Tensor]:
-    """Numbers, inputs and targets of training points that are chosen at random.
-
-    A larger number keeps the points of a smaller one.
-    """
+    """Rows, inputs and targets of training points, see :func:`some_rows`."""
     X, y, _, _ = load_data(config)
-    rows = np.random.default_rng(0).permutation(len(X))[:number].tolist()
+    rows = some_rows(len(X), number)
     return rows, X[rows], y[rows]
+
+
+def some_rows(num_rows: int, number: int) -> list[int]:
+    """Rows chosen at random; a larger number keeps those of a smaller one."""
+    return np.random.default_rng(0).permutation(num_rows)[:number].tolist()

@@ -12,6 +12,7 @@ import csv
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -205,20 +206,18 @@ def _p_value(differences: Sequence[float]) -> float:
     if not len(differences):
         return math.nan
     return float(
-        wilcoxon(differences, alternative="greater", correction=False, method=_NORMAL).pvalue
+        wilcoxon(differences, alternative="greater", correction=False, method=_normal()).pvalue
     )
 
 
-def _normal_approximation() -> str:
-    """What SciPy calls it: "approx" until 1.12, "asymptotic" from 1.13 on."""
+@cache
+def _normal() -> str:
+    """What SciPy calls the normal approximation: "approx" until 1.12, "asymptotic" from 1.13 on."""
     try:
         wilcoxon([1.0, 2.0], method="asymptotic")
     except ValueError:
         return "approx"
     return "asymptotic"
-
-
-_NORMAL = _normal_approximation()
 
 
 def _percent(p: float) -> str:

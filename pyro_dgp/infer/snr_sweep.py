@@ -164,7 +164,9 @@ def snr_sweep(
     kept = SNRSweep.load(path) if path is not None and Path(path).exists() else SNRSweep([])
     points = []
     if groups is None:
-        groups = {name: [name] for name in parameters_of(model, guide, args)}
+        parameters = parameters_of(model, guide, args)
+        groups = {name: [name] for name, p in parameters.items() if p.requires_grad}
+    sites = list(dict.fromkeys(itertools.chain(*groups.values())))
     settings = list(itertools.product(batch_sizes, estimators, num_particles, K))
     for batch_size, name, M, samples in tqdm(settings, disable=not progress, unit="profile"):
         setting = {
@@ -176,7 +178,6 @@ def snr_sweep(
             points += [p for p in found if p.group in groups]
             continue
         batch = args if batch_size is None else tuple(_first_rows(a, batch_size) for a in args)
-        sites = list(dict.fromkeys(itertools.chain(*groups.values())))
         loss = estimators[name](K=samples, num_particles=M)
         profile = SNRProfiler(model, guide, loss, num_draws, sites, seed=seed).run(*batch)
         constant = profile.num_constant

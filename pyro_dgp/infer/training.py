@@ -125,17 +125,11 @@ def fit(
     }  # fmt: skip
     if checkpoint is not None and Path(checkpoint).exists():
         state = read_checkpoint(checkpoint)
-        found = state["progress"]
-        _check_same(checkpoint, found["settings"], settings)
-        if len(found["losses"]) > num_steps:
-            raise ValueError(
-                f"The checkpoint {checkpoint} has {len(found['losses'])} steps, more than "
-                f"num_steps={num_steps}. Remove it to start anew."
-            )
-        batch = next(minibatches(data, batch_size, seed))
-        restore(checkpoint, state, model, guide, batch, optim)
-        history.losses, history.seconds = list(found["losses"]), found["seconds"]
-        batches.load_state(found["batches"])
+        _check_fits(checkpoint, state["progress"], settings, num_steps)
+        restore(checkpoint, state, model, guide, next(batches), optim)
+        history.losses = state["progress"]["losses"]
+        history.seconds = state["progress"]["seconds"]
+        batches.load_state(state["progress"]["batches"])
 
     def save() -> None:
         state = {
@@ -204,9 +198,8 @@ class _Interrupt:
 def _describe(optim: PyroOptim) -> str:
     """What kind of optimiser it is, with its numbers; functions have no such description."""
     if isinstance(optim, NaturalGradient):
-        return f"NaturalGradient({optim.lr}, {optim.decay}, {optim.decay_steps}, " + (
-            f"{_describe(optim.optim)})"
-        )
+        own = optim.lr, optim.decay, optim.decay_steps
+        return f"NaturalGradient{own} {_describe(optim.optim)}"
     parts = [optim.pt_optim_constructor, optim.pt_optim_args]
     if isinstance(optim, PyroLRScheduler):
         parts += [optim.pt_scheduler_constructor, optim.kwargs]
@@ -219,13 +212,19 @@ def _describe(optim: PyroOptim) -> str:
     )
 
 
-def _check_same(path: str | Path, found: dict, settings: dict) -> None:
+def _check_fits(path: str | Path, progress: dict, settings: dict, num_steps: int) -> None:
     for name, value in settings.items():
-        if found[name] != value:
+        found = progress["settings"][name]
+        if found != value:
             raise ValueError(
-                f"The checkpoint {path} was made with {name}={found[name]}, not {value}. Remove it "
-                "to start anew."
+                f"The checkpoint {path} was made with {name}={found}, not {value}. Remove it to "
+                "start anew."
             )
+    if len(progress["losses"]) > num_steps:
+        raise ValueError(
+            f"The checkpoint {path} has {len(progress['losses'])} steps, more than "
+            f"num_steps={num_steps}. Remove it to start anew."
+        )
 
 
 def _advance(optim: PyroOptim, loss: float) -> None:

@@ -33,6 +33,14 @@ def test_an_offset_of_the_inputs_costs_no_accuracy(offset):
     assert (far - exact).abs().max() < 1e-5
 
 
+def test_rounding_gives_no_value_above_the_variance():
+    """Of points that are close to one another and far from most."""
+    far = 1e3 * torch.randn(20, 3) + 1e4
+    X = torch.cat([torch.randn(30, 3), far, far + 1e-3 * torch.randn(20, 3)]).float()
+    with torch.no_grad():
+        assert RBF(3, torch.tensor(2.0, dtype=torch.float32))(X).max() <= 2.0
+
+
 def test_inputs_of_other_shapes():
     with torch.no_grad():
         for n in (1, 5):

@@ -322,3 +322,24 @@ def test_refuses_what_has_no_parameters():
 
     with pytest.raises(ValueError, match="no parameters in the param store"):
         SNRProfiler(model, guide, DRegIWELBO(K=2)).run()
+
+
+@pytest.mark.parametrize("debiased", [False, True])
+def test_jackknife_against_profiles_of_the_draws_that_are_left(debiased):
+    case = vae()
+    case.setup()
+    options = {"num_draws": 40, "seed": 0, "keep_draws": True}
+    loss = PartiallyCollapsedIWELBO(K=2)
+    found = SNRProfiler(case.model, case.guide, loss, **options).run(*case.args)
+    means = []
+    for block in range(10):
+        kept = [i for i in range(40) if i // 4 != block]
+        entries = []
+        for draws in found.draws.values():
+            g = draws[kept].double()
+            squared = (g.mean(0) / g.std(0)).square()
+            entries.append(((33 / 35) * squared - 1 / 36 if debiased else squared.sqrt()).flatten())
+        mean = torch.cat(entries).mean()
+        means.append(mean.clamp(min=0).sqrt() if debiased else mean)
+    expected = (9 * torch.stack(means).var(unbiased=False)).sqrt()
+    assert found.mean_snr_error(debiased=debiased) == pytest.approx(expected.item())

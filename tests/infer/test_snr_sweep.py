@@ -1,5 +1,6 @@
 from functools import partial
 
+import pyro
 import pytest
 import torch
 
@@ -120,6 +121,16 @@ def test_a_file_of_other_settings_is_no_answer(tmp_path):
     assert grown[0] == first
     assert len(grown) == 2
     assert go(groups=groups | {"one": ["a"]}) == grown
+
+
+def test_a_parameter_that_is_not_trained_is_left_out():
+    case = vae()
+    case.setup()
+    pyro.get_param_store()._params["b"].requires_grad_(False)
+    sweep = snr_sweep(
+        case.model, case.guide, case.args, ESTIMATORS, [2], num_draws=20, progress=False
+    )
+    assert {p.group for p in sweep.points} == set(case.init) - {"b"}
 
 
 def test_batch_sizes():
