@@ -1,4 +1,4 @@
-"""The command line: ``pyro-dgp demo``, ``train``, ``snr`` and ``reproduce``."""
+"""The command line: the commands of the study here, those for one's own table in ``table``."""
 
 import argparse
 import sys
@@ -19,6 +19,7 @@ from pyro_dgp.experiments.runs import (
 )
 from pyro_dgp.experiments.studies import demo_config, some_data, trained
 from pyro_dgp.experiments.table1 import FORMATS, read_evaluations, table1
+from pyro_dgp.table.commands import add_fit, add_plot, add_predict
 
 __all__ = ["main"]
 
@@ -233,7 +234,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"pyro_dgp {__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
-    for add in (_add_demo, _add_train, _add_snr, _add_reproduce):
+    for add in (add_fit, add_predict, add_plot, _add_demo, _add_train, _add_snr, _add_reproduce):
         add(commands)
     return parser
 
@@ -328,6 +329,7 @@ def _add_reproduce(commands) -> None:
         ("--datasets", str, True, "data sets"),
         ("--layers", int, True, "depths of the models"),
         ("--steps", int, False, "training steps of each model"),
+        ("--lr", float, False, "Adam's initial learning rate"),
         ("--train-K", int, False, "importance samples in training"),
         ("--points", int, False, "training points to average over"),
         ("--draws", int, False, "gradients per estimate"),

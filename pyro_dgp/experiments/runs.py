@@ -74,6 +74,8 @@ class RunConfig:
     :param str encoder_optimizer: "adam" or "sgd", with the same learning rate.
     :param float encoder_clip_norm: Largest norm of the gradient of one of its parameters; 0
         for any.
+    :param int encoder_batch_size: Minibatch size of the encoder's gradient alone, at least
+        ``batch_size``; 0 for the same. Costs a second pass.
     :param str mixing: "published" or "principal", see :meth:`~pyro_dgp.gp.LatentDGP.from_data`.
     :param str dtype: "float64" or "float32".
     :param str device: A torch device.
@@ -99,6 +101,7 @@ class RunConfig:
     lr_decay_steps: int = 1000
     encoder_optimizer: str = "adam"
     encoder_clip_norm: float = 0.0
+    encoder_batch_size: int = 0
     mixing: str = "published"
     dtype: str = "float64"
     device: str = "cpu"
@@ -112,8 +115,14 @@ class RunConfig:
             ("batch_size", 1),
             ("num_test_samples", 1),
             ("num_evaluations", 1),
+            ("encoder_batch_size", 0),
         ):
             check_integer(name, getattr(self, name), minimum)
+        if 0 < self.encoder_batch_size < self.batch_size:
+            raise ValueError(
+                f"encoder_batch_size must be at least batch_size={self.batch_size}, or 0, but it "
+                f"is {self.encoder_batch_size}."
+            )
         for name, value, choices in (
             ("loss", self.loss, LOSSES),
             ("dtype", self.dtype, ("float32", "float64")),
@@ -204,13 +213,16 @@ def train(
         encoder_widths=(20, 20) if config.learned_qz else None,
         mixing=config.mixing,
     )
+    elbo = config.elbo()
+    if config.encoder_batch_size:
+        elbo = _EncoderBatch(elbo, dgp, config.batch_size)
     history = fit(
         dgp.model,
         dgp.guide,
-        config.elbo(),
+        elbo,
         (X, y),
         num_steps=config.num_steps,
-        batch_size=config.batch_size,
+        batch_size=config.encoder_batch_size or config.batch_size,
         optim=config.optimizer(dgp),
         seed=seed,
         progress=progress,
@@ -219,6 +231,27 @@ def train(
         checkpoint_interval=checkpoint_interval,
     )
     return dgp, history
+
+
+class _EncoderBatch:
+    """A loss: the encoder's gradient is that of a batch, all others are those of its first rows."""
+
+    def __init__(self, elbo: ELBO, dgp: LatentDGP, batch_size: int) -> None:
+        self.elbo, self.batch_size = elbo, batch_size
+        self.loss = elbo.loss
+        self.others = [p for name, p in dgp.named_parameters() if ".encoder." not in name]
+        self.encoder = [p for name, p in dgp.named_parameters() if ".encoder." in name]
+
+    def loss_and_grads(self, model, guide, X: Tensor, y: Tensor) -> float:
+        first = slice(self.batch_size)
+        value = self.elbo.loss_and_grads(model, guide, X[first], y[first])
+        gradients = [p.grad for p in self.others]
+        for p in self.others + self.encoder:
+            p.grad = None
+        self.elbo.loss_and_grads(model, guide, X, y)
+        for p, gradient in zip(self.others, gradients, strict=True):
+            p.grad = gradient
+        return value
 
 
 def load_data(config: RunConfig) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -213,7 +213,14 @@ class LatentDGP(PyroModule):
         return self._propagate(X, plate)
 
     @torch.no_grad()
-    def predict(self, X: Tensor, num_samples: int = 1000) -> PredictiveMixture:
+    def predict(
+        self,
+        X: Tensor,
+        num_samples: int = 1000,
+        *,
+        shared_draws: bool = False,
+        z: Tensor | None = None,
+    ) -> PredictiveMixture:
         """Predictive distribution of the targets at new inputs.
 
         An equal mixture over draws of z from its prior and of the hidden layers from q, each with
@@ -222,9 +229,15 @@ class LatentDGP(PyroModule):
 
         :param torch.Tensor X: New inputs, [N, D].
         :param int num_samples: S, the number of components.
+        :param bool shared_draws: Give all rows the same draws of z and of the hidden layers' noise.
+            The distribution of a row is as good an estimate; it then varies smoothly with the
+            inputs, and does not depend on the rows it is asked for with.
+        :param torch.Tensor z: Fix the latent input of every row, [latent_dim], instead of drawing
+            it, to see what it does. Needs a single :class:`~pyro_dgp.gp.LatentLayer`.
         :returns: A distribution with batch shape [N], and event shape [P] for targets [N, P].
         :raises TypeError: If X is not a floating-point tensor of the model's dtype.
-        :raises ValueError: If X has a wrong shape or non-finite values, or ``num_samples < 1``.
+        :raises ValueError: If X has a wrong shape or non-finite values, z does not fit the model,
+            or ``num_samples < 1``.
         """
         self._check(X, None)
         num_samples = check_integer("num_samples", num_samples, 1)
@@ -237,21 +250,52 @@ class LatentDGP(PyroModule):
         locs = X.new_empty((num_samples, len(X), *event_shape))
         scales = torch.empty_like(locs)
         with poutine.block():
+            given = {} if z is None else self._given_z(z)
+            if shared_draws:
+                with poutine.trace() as capture:
+                    self._draw_predictive(X[:1], num_samples, given)
+                given = self._local_values(capture.trace)
             rows = 0
             for x in X.split(_PREDICT_ROWS):
                 step = 1 if self._has_priors else max(1, _PREDICT_ROWS // len(x))
                 for start in range(0, num_samples, step):
-                    part = slice(start, min(start + step, num_samples)), slice(rows, rows + len(x))
-                    locs[part], scales[part] = self._draw_predictive(x, part[0].stop - start)
+                    stop = min(start + step, num_samples)
+                    part = slice(start, stop), slice(rows, rows + len(x))
+                    some = {name: v[start:stop] if len(v) > 1 else v for name, v in given.items()}
+                    locs[part], scales[part] = self._draw_predictive(x, stop - start, some)
                 rows += len(x)
         return PredictiveMixture(locs, scales, self.likelihood.event_dim)
 
     @pyro_method
-    def _draw_predictive(self, X: Tensor, num_samples: int) -> tuple[Tensor, Tensor]:
+    def _draw_predictive(
+        self, X: Tensor, num_samples: int, given: dict[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
         self._guide_globals()
-        with pyro.plate(self._pyro_get_fullname("samples"), num_samples, dim=-2):
+        samples = pyro.plate(self._pyro_get_fullname("samples"), num_samples, dim=-2)
+        with samples, poutine.condition(data=given):
             loc, var = self._propagate(X.expand(num_samples, -1, -1), self.plate(X))
         return self.likelihood.predictive(loc, var)
+
+    @pyro_method
+    def _given_z(self, z: Tensor) -> dict[str, Tensor]:
+        latent = [layer for layer in self.layers if isinstance(layer, LatentLayer)]
+        if len(latent) != 1 or z.shape != (latent[0].latent_dim,):
+            raise ValueError(
+                f"z has shape {tuple(z.shape)}, but the model's latent layers have the dimensions "
+                f"{[layer.latent_dim for layer in latent]}, and one with z of [latent_dim] is "
+                "needed."
+            )
+        return {latent[0]._pyro_get_fullname("z"): z.expand(1, 1, -1)}
+
+    @pyro_method
+    def _local_values(self, trace: poutine.Trace) -> dict[str, Tensor]:
+        """Values of the latent sites in the data plate."""
+        plate = self._pyro_get_fullname("data")
+        return {
+            name: site["value"]
+            for name, site in trace.nodes.items()
+            if site["type"] == "sample" and plate in {f.name for f in site["cond_indep_stack"]}
+        }
 
     def _guide_globals(self) -> None:
         self.likelihood.set_mode("guide")

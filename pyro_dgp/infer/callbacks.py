@@ -1,9 +1,16 @@
 """Callbacks for :func:`~pyro_dgp.infer.fit`."""
 
+import copy
+import math
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["tensorboard"]
+import torch
+from torch import nn
+
+from pyro_dgp._checks import check_integer
+
+__all__ = ["EarlyStopping", "tensorboard"]
 
 
 def tensorboard(folder: str | Path, every: int = 10) -> Callable[[int, float], None]:
@@ -26,3 +33,60 @@ def tensorboard(folder: str | Path, every: int = 10) -> Callable[[int, float], N
             writer.add_scalar("loss", loss, step)
 
     return log
+
+
+class EarlyStopping:
+    """Keeps the best parameters by a score, and ends training when nothing better comes.
+
+    ``fit(..., callback=EarlyStopping(dgp, score, every=50))``, then :meth:`restore_best`. The score
+    is for instance the loss of rows that training does not see. It must not depend on the random
+    state, nor change it, if a resumed run is to be the same run.
+
+    :param torch.nn.Module module: Whose parameters are kept.
+    :param score: Called without arguments; smaller is better, and NaN counts as infinite.
+    :param int every: Steps from one score to the next.
+    :param int patience: Training ends after so many scores without a better one; None for never.
+    :raises ValueError: If a number is out of range.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        score: Callable[[], float],
+        every: int = 100,
+        patience: int | None = 10,
+    ) -> None:
+        self.module, self.score = module, score
+        self.every = check_integer("every", every, 1)
+        self.patience = None if patience is None else check_integer("patience", patience, 1)
+        self.steps: list[int] = []
+        self.scores: list[float] = []
+        self._best: dict[str, torch.Tensor] | None = None
+
+    @property
+    def best(self) -> int | None:
+        """Index of the best score in :attr:`scores`; None before the first."""
+        return min(range(len(self.scores)), key=self.scores.__getitem__, default=None)
+
+    def __call__(self, step: int, loss: float) -> bool:
+        if (step + 1) % self.every:
+            return False
+        score = self.score()
+        self.steps.append(step + 1)
+        self.scores.append(math.inf if math.isnan(score) else score)
+        if self.best == len(self.scores) - 1:
+            self._best = copy.deepcopy(self.module.state_dict())
+        return self.patience is not None and len(self.scores) - 1 - self.best >= self.patience
+
+    def restore_best(self) -> None:
+        """Gives the module the parameters of the best score, if there is one."""
+        if self._best is not None:
+            self.module.load_state_dict(self._best)
+
+    def state_dict(self) -> dict:
+        """For :meth:`load_state_dict`."""
+        return {"steps": self.steps, "scores": self.scores, "best": self._best}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Goes on from a :meth:`state_dict`."""
+        self.steps, self.scores, self._best = state["steps"], state["scores"], state["best"]

@@ -1,8 +1,6 @@
 """What it takes to go on with training as if it had never stopped."""
 
-import io
 import re
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,12 +10,12 @@ from pyro import poutine
 from pyro.optim import PyroOptim
 from torch import Tensor
 
-from pyro_dgp._files import written_whole
+from pyro_dgp._files import read_tensors, write_tensors
 from pyro_dgp.infer.random_state import random_state, set_random_state, untouched_random_state
 
 __all__ = ["parameters_of", "read_checkpoint", "restore", "save_checkpoint"]
 
-_FORMAT = "pyro_dgp checkpoint 2"
+_FORMAT = "pyro_dgp checkpoint 3"
 
 
 def save_checkpoint(
@@ -37,8 +35,7 @@ def save_checkpoint(
         "random_state": random_state(),
         "progress": progress,
     }
-    with written_whole(Path(path)) as temporary:
-        torch.save(_plain(state), temporary)
+    write_tensors(state, Path(path))
 
 
 def read_checkpoint(path: str | Path) -> dict:
@@ -47,20 +44,8 @@ def read_checkpoint(path: str | Path) -> dict:
     :raises ValueError: If the file is no checkpoint, or a damaged one.
     :raises OSError: If it cannot be read.
     """
-    content = io.BytesIO(Path(path).read_bytes())
-    try:
-        if zipfile.ZipFile(content).testzip() is not None:  # torch does not look at checksums
-            raise ValueError("a checksum is wrong")
-        content.seek(0)
-        state = torch.load(content, map_location="cpu", weights_only=True)
-        known = state["format"] == _FORMAT
-    except Exception as error:  # there are many ways of saying so
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(
-            f"{path} is no checkpoint, or a damaged one ({reason}). Use another file name, or "
-            "remove it."
-        ) from error
-    if not known:
+    state = read_tensors(Path(path), "checkpoint")
+    if state["format"] != _FORMAT:
         raise ValueError(f"{path} was written by another version of pyro_dgp. Remove it.")
     return state
 
@@ -129,17 +114,6 @@ def _match(path, saved: dict[str, Tensor], parameters: dict[str, Tensor]) -> dic
     if strange or missing or len(set(names.values())) < len(names):
         raise first(strange or missing or names)
     return names
-
-
-def _plain(state):
-    """Numbers and tensors for NumPy's, which ``weights_only`` refuses to load."""
-    if isinstance(state, dict):
-        return {_plain(key): _plain(value) for key, value in state.items()}
-    if isinstance(state, list | tuple):
-        return type(state)(_plain(value) for value in state)
-    if isinstance(state, np.ndarray):
-        return torch.as_tensor(state.astype(np.int64) if state.dtype == np.uint32 else state)
-    return state.item() if isinstance(state, np.generic) else state
 
 
 def _with_arrays(state: dict) -> dict:

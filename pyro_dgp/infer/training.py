@@ -1,5 +1,6 @@
 """fit(): a thin loop over SVI."""
 
+import hashlib
 import math
 import signal
 import threading
@@ -48,11 +49,13 @@ class TrainingHistory:
     :param list losses: The loss (negative bound) of every step, those before a checkpoint included.
     :param float seconds: Wall-clock time of the loop, likewise.
     :param bool interrupted: Whether Ctrl-C was pressed.
+    :param bool stopped: Whether the callback ended training.
     """
 
     losses: list[float] = field(default_factory=list)
     seconds: float = 0.0
     interrupted: bool = False
+    stopped: bool = False
 
 
 def paper_optimizer(
@@ -80,7 +83,7 @@ def fit(
     optim: PyroOptim | None = None,
     seed: int = 0,
     progress: bool = True,
-    callback: Callable[[int, float], None] | None = None,
+    callback: Callable[[int, float], bool | None] | None = None,
     checkpoint: str | Path | None = None,
     checkpoint_interval: float = 30.0,
 ) -> TrainingHistory:
@@ -97,7 +100,8 @@ def fit(
     :param int seed: Of the order of the rows, which every call starts anew. Draws come from torch's
         global generator, which ``pyro.set_rng_seed`` fixes.
     :param bool progress: Show a progress bar.
-    :param callback: Called as ``callback(step, loss)`` after every step.
+    :param callback: Called as ``callback(step, loss)`` after every step; True ends training. If it
+        has ``state_dict`` and ``load_state_dict``, its state goes into the checkpoint, too.
     :param checkpoint: File that gets, now and then and at the end, what it takes to go on:
         parameters (not the buffers of modules), optimiser, random state. If it is there, training
         starts from it and ends with the numbers of a run that was never interrupted, to the last
@@ -121,7 +125,8 @@ def fit(
     svi = SVI(model, guide, optim, loss=loss.loss, loss_and_grads=guarded)
     batches = minibatches(data, batch_size, seed)
     settings = {
-        "batch_size": batch_size, "seed": seed, "num_rows": len(data[0]), "optim": _describe(optim)
+        "batch_size": batch_size, "seed": seed, "num_rows": len(data[0]), "data": _digest(data),
+        "optim": _describe(optim),
     }  # fmt: skip
     if checkpoint is not None and Path(checkpoint).exists():
         state = read_checkpoint(checkpoint)
@@ -129,18 +134,23 @@ def fit(
         restore(checkpoint, state, model, guide, next(batches), optim)
         history.losses = state["progress"]["losses"]
         history.seconds = state["progress"]["seconds"]
+        history.stopped = state["progress"]["stopped"]
         batches.load_state(state["progress"]["batches"])
+        if hasattr(callback, "load_state_dict") and state["progress"]["callback"] is not None:
+            callback.load_state_dict(state["progress"]["callback"])
 
     def save() -> None:
         state = {
             "settings": settings,
             "losses": history.losses,
             "seconds": history.seconds + time.perf_counter() - start_time,
+            "stopped": history.stopped,
             "batches": batches.state(),
+            "callback": callback.state_dict() if hasattr(callback, "state_dict") else None,
         }
         save_checkpoint(checkpoint, guarded.parameters, optim, state)
 
-    first = len(history.losses)
+    first = num_steps if history.stopped else len(history.losses)
     start_time = saved_time = time.perf_counter()
     bar = tqdm(total=num_steps, initial=first, disable=not progress, unit="step")
     try:
@@ -151,17 +161,17 @@ def fit(
                 _advance(optim, value)
                 history.losses.append(value)
                 if callback is not None:
-                    callback(step, value)
+                    history.stopped = callback(step, value) is True
                 bar.update()
                 if step % 10 == 0:
                     bar.set_postfix(loss=f"{value:.4g}", refresh=False)
                 now = time.perf_counter()
                 history.interrupted = interrupt.seen
-                last = step + 1 == num_steps or history.interrupted
+                last = step + 1 == num_steps or history.interrupted or history.stopped
                 if checkpoint is not None and (last or now - saved_time >= checkpoint_interval):
                     save()
                     saved_time = now
-                if history.interrupted:
+                if history.interrupted or history.stopped:
                     break
     except KeyboardInterrupt:
         history.interrupted = True
@@ -210,6 +220,12 @@ def _describe(optim: PyroOptim) -> str:
         for part in parts
         if isinstance(part, dict) or hasattr(part, "__name__")
     )
+
+
+def _digest(data: Sequence[Tensor]) -> str:
+    """Tells one set of data from another."""
+    parts = (tensor.detach().cpu().contiguous().numpy().tobytes() for tensor in data)
+    return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
 
 
 def _check_fits(path: str | Path, progress: dict, settings: dict, num_steps: int) -> None:

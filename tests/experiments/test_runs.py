@@ -10,7 +10,7 @@ import torch
 
 from pyro_dgp import LatentDGP, PartiallyCollapsedIWELBO
 from pyro_dgp._files import write_json
-from pyro_dgp.experiments import metrics
+from pyro_dgp.experiments import metrics, runs
 from pyro_dgp.experiments.runs import (
     RunConfig,
     checkpoint_path,
@@ -263,3 +263,35 @@ def test_a_failed_write_leaves_the_old_record(tmp_path):
         write_json({"a": object()}, path)
     assert json.loads(path.read_text()) == {"a": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["record.json"]
+
+
+def test_a_larger_batch_for_the_encoder_alone():
+    dgp, X, y = small_model()
+
+    class Rows:
+        """A loss whose gradients count rows."""
+
+        def loss(self, *args):
+            raise NotImplementedError
+
+        def loss_and_grads(self, model, guide, X, y):
+            sum((len(X) * p.sum() for p in dgp.parameters()), torch.zeros(())).backward()
+            return float(len(X))
+
+    batch = runs._EncoderBatch(Rows(), dgp, 8)
+    assert batch.loss_and_grads(dgp.model, dgp.guide, X, y) == 8
+    for name, p in dgp.named_parameters():
+        assert p.grad.eq(40 if ".encoder." in name else 8).all()
+
+
+def test_training_with_a_larger_batch_for_the_encoder():
+    config = RunConfig("demo", num_layers=1, num_inducing=5, K=2, num_steps=3, batch_size=8)
+    plain, _ = train(config, progress=False)
+    larger, history = train(replace(config, encoder_batch_size=20), progress=False)
+    assert len(history.losses) == 3
+    for (name, p), q in zip(plain.named_parameters(), larger.parameters(), strict=True):
+        assert p.isfinite().all(), name
+        assert q.isfinite().all(), name
+    assert "encoder_batch_size=20" in replace(config, encoder_batch_size=20).name
+    with pytest.raises(ValueError, match="encoder_batch_size must be at least batch_size=8"):
+        replace(config, encoder_batch_size=7)

@@ -671,3 +671,38 @@ def test_a_kernel_parameter_that_diverged_is_named():
     dgp.layers[2].kernel.lengthscale = PyroParam(torch.full((D,), float("nan")))
     with pytest.raises(ValueError, match=r"layers\.2: .* NaN or infinity"):
         dgp.model(X, y)
+
+
+@pytest.mark.parametrize("num_outputs", [None, 2])
+def test_shared_draws_make_rows_independent_of_one_another(monkeypatch, num_outputs):
+    X, y = data(num_outputs=num_outputs)
+    dgp = small(X, y)
+    randomize(dgp)
+
+    def predict(X, **options):
+        pyro.set_rng_seed(1)
+        return dgp.predict(X, 50, **options)
+
+    whole = predict(X, shared_draws=True)
+    monkeypatch.setattr("pyro_dgp.gp.latent_dgp._PREDICT_ROWS", 7)
+    assert torch.allclose(predict(X[3:5], shared_draws=True).loc, whole.loc[:, 3:5], atol=1e-10)
+    # One distribution, whichever way it is drawn.
+    pyro.set_rng_seed(2)
+    one, other = (dgp.predict(X[:2], 4000, shared_draws=s) for s in (True, False))
+    error = (one.loc.var(0) / 4000 + other.loc.var(0) / 4000).sqrt()
+    assert ((one.mean - other.mean).abs() < 4 * error).all()
+    assert torch.allclose(one.stddev, other.stddev, rtol=0.1)
+
+
+def test_predictions_with_a_given_latent_input():
+    X, y = data()
+    dgp = small(X, y, num_layers=1, latent_dim=2)
+    randomize(dgp)
+    z = torch.tensor([0.5, -1.0], dtype=X.dtype)
+    found = dgp.predict(X, 3, z=z)
+    inputs = torch.cat([X, z.expand(len(X), 2)], -1)
+    loc, var = dgp.layers[-1].marginal(inputs)
+    assert torch.allclose(found.loc, loc.mT.expand(3, -1))
+    assert torch.allclose(found.scale, (var + dgp.likelihood.variance).sqrt().mT.expand(3, -1))
+    with pytest.raises(ValueError, match=r"z has shape \(1,\)"):
+        dgp.predict(X, 3, z=z[:1])

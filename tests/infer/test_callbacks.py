@@ -1,8 +1,14 @@
+import math
 import sys
 
+import pyro
+import pyro.distributions as dist
 import pytest
+import torch
+from pyro.infer import Trace_ELBO
 
-from pyro_dgp.infer.callbacks import tensorboard
+from pyro_dgp.infer import fit
+from pyro_dgp.infer.callbacks import EarlyStopping, tensorboard
 
 
 def test_tensorboard(tmp_path):
@@ -20,3 +26,54 @@ def test_tensorboard_that_is_missing(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ImportError, match=r"pip install 'pyro_dgp\[tensorboard\]'"):
         tensorboard(tmp_path)
+
+
+def stopping(scores, **options):
+    module = torch.nn.Linear(1, 1)
+    values = iter(scores)
+    return module, EarlyStopping(module, lambda: next(values), **options)
+
+
+def test_early_stopping_keeps_the_best_parameters():
+    module, callback = stopping([3.0, 1.0, math.nan, 2.0, 0.0], every=2, patience=2)
+    ended = []
+    for step in range(8):
+        with torch.no_grad():
+            module.bias.fill_(step)
+        ended.append(callback(step, 0.0))
+    assert ended == [False] * 7 + [True]  # two scores after the best, NaN among them
+    assert callback.steps == [2, 4, 6, 8]
+    assert callback.best == 1
+    callback.restore_best()
+    assert module.bias.item() == 3
+
+    again = EarlyStopping(module, lambda: 0.5, every=2, patience=2)
+    again.load_state_dict(callback.state_dict())
+    assert again.best == 1
+    assert again(9, 0.0) is False
+    assert again.best == 4
+
+
+def test_a_callback_ends_training_and_is_resumed(tmp_path):
+    X = torch.randn(20, 1)
+
+    def model(x):
+        loc = pyro.param("loc", torch.zeros(()))
+        with pyro.plate("data", len(x)):
+            pyro.sample("x", dist.Normal(loc, 1.0), obs=x[:, 0])
+
+    def go(num_steps, callback):
+        pyro.clear_param_store()
+        return fit(
+            model, lambda x: None, Trace_ELBO(max_plate_nesting=1), (X,), num_steps=num_steps,
+            progress=False, checkpoint=tmp_path / "c.pt", callback=callback,
+        )  # fmt: skip
+
+    _, callback = stopping([3.0, 2.0], every=1, patience=2)
+    assert not go(2, callback).stopped
+    _, callback = stopping([4.0, 5.0, 6.0], every=1, patience=2)
+    history = go(9, callback)
+    assert history.stopped
+    assert len(history.losses) == 4
+    assert callback.scores == [3.0, 2.0, 4.0, 5.0]
+    assert go(9, None).losses == history.losses

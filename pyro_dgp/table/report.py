@@ -1,0 +1,85 @@
+"""How good predictive densities are on rows that training did not see, beside simpler ones."""
+
+import numpy as np
+from scipy.stats import norm
+
+from pyro_dgp.experiments.metrics import LEVELS
+
+try:
+    from sklearn.ensemble import HistGradientBoostingRegressor
+except ImportError as error:
+    raise ImportError("A report needs scikit-learn: pip install 'pyro_dgp[table]'.") from error
+
+__all__ = ["report"]
+
+# The middles of 20 equal parts of (0, 1): the mean of pinball losses there is half a CRPS.
+_PROBABILITIES = (np.arange(20) + 0.5) / 20
+
+
+def report(model, X_train, y_train, X_test, y_test, seed: int = 0) -> dict[str, dict]:
+    """Scores on test rows, of a model, a normal distribution and quantile gradient boosting.
+
+    :param model: A fitted :class:`~pyro_dgp.sklearn.LatentDGPRegressor` of one target.
+    :param X_train: [N, D], the rows it was fitted to.
+    :param y_train: [N].
+    :param X_test: [N_test, D].
+    :param y_test: [N_test].
+    :param int seed: Of the boosting.
+    :returns: For each of the three ``log_likelihood`` (mean, per unit of y; not for quantiles),
+        ``crps`` (mean, in units of y), ``rmse`` and ``coverage`` of central intervals by their
+        probability. The normal distribution has the mean and deviation of ``y_train`` for all rows.
+        The boosting is scikit-learn's ``HistGradientBoostingRegressor``, one for each of 20
+        quantiles and one for the mean; its CRPS is that of the 20 quantiles.
+    """
+    return {
+        "latent deep GP": _model_scores(model, X_test, y_test),
+        "normal distribution": _normal_scores(y_train, y_test),
+        "quantile boosting": _boosting_scores(X_train, y_train, X_test, y_test, seed),
+    }
+
+
+def _model_scores(model, X, y) -> dict:
+    return {
+        "log_likelihood": float(model.log_density(X, y).mean()),
+        "crps": float(model.crps(X, y).mean()),
+        "rmse": _rmse(model.predict(X), y),
+        "coverage": _coverage(model.cdf(X, y)),
+    }
+
+
+def _normal_scores(y_train, y) -> dict:
+    normal = norm(y_train.mean(), y_train.std())
+    z = (y - normal.mean()) / normal.std()
+    crps = normal.std() * (z * (2 * norm.cdf(z) - 1) + 2 * norm.pdf(z) - np.pi**-0.5)
+    return {
+        "log_likelihood": float(normal.logpdf(y).mean()),
+        "crps": float(crps.mean()),
+        "rmse": _rmse(normal.mean(), y),
+        "coverage": _coverage(normal.cdf(y)),
+    }
+
+
+def _boosting_scores(X_train, y_train, X, y, seed: int) -> dict:
+    def predict(**loss):
+        boosting = HistGradientBoostingRegressor(random_state=seed, early_stopping=True, **loss)
+        return boosting.fit(X_train, y_train).predict(X)
+
+    quantiles = np.sort([predict(loss="quantile", quantile=p) for p in _PROBABILITIES], axis=0)
+    error = y - quantiles
+    p = _PROBABILITIES[:, None]
+    pit = [np.interp(t, q, _PROBABILITIES, 0.0, 1.0) for t, q in zip(y, quantiles.T, strict=True)]
+    return {
+        "log_likelihood": None,
+        "crps": float(2 * np.maximum(p * error, (p - 1) * error).mean()),
+        "rmse": _rmse(predict(), y),
+        "coverage": _coverage(np.array(pit)),
+    }
+
+
+def _rmse(predicted, y) -> float:
+    return float(np.sqrt(np.mean(np.square(predicted - y))))
+
+
+def _coverage(pit: np.ndarray) -> dict[float, float]:
+    """Shares of the targets within central intervals, by the intervals' probability."""
+    return {p: float((np.abs(pit - 0.5) <= p / 2).mean()) for p in LEVELS}

@@ -1,0 +1,44 @@
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from pyro_dgp.table import report as module
+from pyro_dgp.table.report import report
+
+
+class Known:
+    """The distribution that the data are drawn from, N(x, 1)."""
+
+    def log_density(self, X, y):
+        return norm.logpdf(y, X[:, 0])
+
+    def cdf(self, X, y):
+        return norm.cdf(y, X[:, 0])
+
+    def crps(self, X, y):
+        z = y - X[:, 0]
+        return z * (2 * norm.cdf(z) - 1) + 2 * norm.pdf(z) - np.pi**-0.5
+
+    def predict(self, X):
+        return X[:, 0]
+
+
+def test_the_three_are_compared_on_one_scale(monkeypatch):
+    rng = np.random.default_rng(0)
+    X = 3 * rng.normal(size=(1500, 1))
+    y = X[:, 0] + rng.normal(size=1500)
+    monkeypatch.setattr(module, "_PROBABILITIES", (np.arange(10) + 0.5) / 10)
+    scores = report(Known(), X[:1000], y[:1000], X[1000:], y[1000:])
+    own, normal, boosting = scores.values()
+    error = 4 / 500**0.5
+    assert own["log_likelihood"] == pytest.approx(-0.5 * np.log(2 * np.pi * np.e), abs=error)
+    assert own["crps"] == pytest.approx(np.pi**-0.5, abs=error)  # of N(0, 1)
+    assert normal["crps"] == pytest.approx(10**0.5 * np.pi**-0.5, abs=10**0.5 * error)
+    assert normal["log_likelihood"] == pytest.approx(
+        own["log_likelihood"] - 0.5 * np.log(10), abs=error
+    )
+    assert own["crps"] < boosting["crps"] < 1.25 * own["crps"]
+    assert own["rmse"] < boosting["rmse"] < 1.25 * own["rmse"]
+    for kind in (own, normal):
+        for p, share in kind["coverage"].items():
+            assert share == pytest.approx(p, abs=4 * (p * (1 - p) / 500) ** 0.5)

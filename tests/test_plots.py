@@ -1,0 +1,106 @@
+import matplotlib
+import numpy as np
+import pytest
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+from pyro_dgp import plots
+from pyro_dgp.infer import TrainingHistory
+from pyro_dgp.infer.snr_sweep import SNRPoint, SNRSweep
+from pyro_dgp.sklearn import LatentDGPRegressor
+
+
+@pytest.fixture(scope="module")
+def model():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(40, 2))
+    return (
+        LatentDGPRegressor(
+            num_layers=1, num_inducing=8, K=2, num_steps=5, num_samples=30, random_state=0
+        ).fit(X, 3 + X[:, 0]),
+        X,
+    )
+
+
+@pytest.fixture
+def ax():
+    figure, ax = plt.subplots()
+    yield ax
+    figure.canvas.draw()
+    plt.close(figure)
+
+
+def test_densities_are_those_of_the_model(model, ax):
+    model, X = model
+    assert plots.marginal_densities(model, X[:2], [1.0, 2.0], ax=ax) is ax
+    for line, row in zip(ax.lines[::2], X, strict=False):
+        y, density = line.get_data()
+        expected = np.exp(model.log_density(np.repeat(row[None], len(y), 0), y))
+        assert np.allclose(density, expected)
+    assert [line.get_xdata()[0] for line in ax.lines[1::2]] == [1.0, 2.0]
+
+
+def test_quantiles_are_those_of_the_model(model, ax):
+    model, X = model
+    assert plots.fan_chart(model, X, 1, num_points=5, ax=ax) is ax
+    x, median = ax.lines[0].get_data()
+    assert x[[0, -1]].tolist() == [X[:, 1].min(), X[:, 1].max()]
+    rows = np.column_stack([np.full(5, np.median(X[:, 0])), x])
+    assert np.allclose(median, model.predict_quantiles(rows, [0.5])[:, 0])
+    outer = ax.collections[0].get_paths()[0].vertices[:, 1]
+    ends = model.predict_quantiles(rows, [0.01, 0.99])
+    assert outer.min() == pytest.approx(ends.min())
+    assert outer.max() == pytest.approx(ends.max())
+
+
+def test_density_along_an_input(model, ax):
+    model, X = model
+    assert plots.density_along_input(model, X, 0, row=[0.0, 1.0], num_points=6, ax=ax) is ax
+    shades = ax.collections[0].get_array().reshape(6, 6)
+    assert np.allclose(shades.max(0), 1)
+    assert ax.get_xlabel() == "x0"
+
+
+def test_latent_traversal(model, ax):
+    model, X = model
+    plots.latent_traversal(model, X, 0, values=[-1, 1], num_points=4, ax=ax)
+    x, mean = ax.lines[1].get_data()
+    rows = np.column_stack([x, np.full(4, np.median(X[:, 1]))])
+    assert np.allclose(mean, model.predictive(rows, z=[1.0]).mean)
+    with pytest.raises(ValueError, match="feature must be a column of X, 0 to 1"):
+        plots.latent_traversal(model, X, 2, ax=ax)
+
+
+def test_calibration(ax):
+    pit = np.array([0.1, 0.4, 0.45, 0.9])
+    assert plots.calibration_curve(pit, ax=ax) is ax
+    x, share = ax.lines[-1].get_data()
+    assert dict(zip(x, share, strict=True))[0.45] == 0.75
+    ax.clear()
+    assert plots.pit_histogram(pit, num_bins=2, ax=ax) is ax
+    assert [bar.get_height() for bar in ax.patches[-2:]] == [1.5, 0.5]
+
+
+def test_training_curve(ax):
+    history = TrainingHistory(losses=[4.0, 2.0, 3.0, 1.0, 8.0])
+    assert plots.training_curve(history, ([2, 4], [0.5, 0.4]), window=2, ax=ax) is ax
+    steps, means = ax.lines[0].get_data()
+    assert steps.tolist() == [2, 4, 5]
+    assert means.tolist() == [3.0, 2.0, 8.0]
+
+
+def test_snr_along_training(ax):
+    def sweep(snr):
+        return SNRSweep([SNRPoint("DReG", 10, 1, None, "encoder", 100, 0, snr, 0.1, snr, 0.1, 0)])
+
+    plots.snr_along_training({20: sweep(3.0), 10: sweep(2.0)}, "encoder", ax=ax)
+    assert ax.lines[0].get_xydata().tolist() == [[10, 2], [20, 3]]
+    with pytest.raises(ValueError, match="No sweep has a group 'decoder'"):
+        plots.snr_along_training({10: sweep(2.0)}, "decoder", ax=ax)
+
+
+def test_a_new_figure_where_none_is_given():
+    ax = plots.pit_histogram([0.2, 0.7])
+    assert ax.get_title() == "PIT histogram"
+    plt.close(ax.figure)

@@ -1,0 +1,281 @@
+"""LatentDGPRegressor: scikit-learn's own checks, and what they do not look at."""
+
+import pickle
+
+import numpy as np
+import pyro
+import pytest
+import torch
+from scipy.stats import norm
+
+pytest.importorskip("sklearn")
+
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from pyro_dgp.sklearn import LatentDGPRegressor
+
+QUICK = {
+    "num_layers": 1, "num_inducing": 8, "K": 2, "num_steps": 15, "lr": 0.2, "batch_size": 32,
+    "num_samples": 40, "dtype": "float64", "random_state": 0,
+}  # fmt: skip
+
+
+def regressor(**options):
+    return LatentDGPRegressor(**QUICK | options)
+
+
+@parametrize_with_checks([regressor()])
+def test_estimator_checks(estimator, check):
+    if "array_api" in getattr(check, "func", check).__name__:
+        pytest.skip("needs SCIPY_ARRAY_API")
+    check(estimator)
+
+
+def data(num_rows=60, num_outputs=None, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(num_rows, 2))
+    shape = (num_rows,) if num_outputs is None else (num_rows, num_outputs)
+    y = np.sin(X[:, 0]).reshape(-1, *[1] * (len(shape) - 1)) + 0.3 * rng.normal(size=shape)
+    return X, y
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    X, y = data()
+    return regressor().fit(X, y), X, y
+
+
+def test_answers_come_in_the_units_of_the_targets(fitted):
+    model, X, y = fitted
+    # Scales whose standardised values are the same to the last bits.
+    other = regressor().fit(X * 2.0**20, 2.0**-10 * y + 2.0**-6)
+    mean, std = other.predict(X * 2.0**20, return_std=True)
+    assert np.allclose(mean, 2.0**-10 * model.predict(X) + 2.0**-6, rtol=1e-6)
+    assert np.allclose(std, 2.0**-10 * model.predict(X, return_std=True)[1], rtol=1e-5)
+    there = 2.0**-10 * y + 2.0**-6
+    jacobian = 10 * np.log(2.0)
+    density = other.log_density(X * 2.0**20, there)
+    assert np.allclose(density, model.log_density(X, y) + jacobian, atol=1e-4)
+    assert np.allclose(other.crps(X * 2.0**20, there), 2.0**-10 * model.crps(X, y), rtol=1e-4)
+
+
+def test_the_methods_are_of_one_distribution(fitted):
+    model, X, y = fitted
+    grid = np.linspace(-8, 8, 4001)
+    x = np.repeat(X[:1], len(grid), 0)
+    density = np.exp(model.log_density(x, grid))
+    assert np.trapezoid(density, grid) == pytest.approx(1, abs=1e-6)
+    mean, std = model.predict(X[:1], return_std=True)
+    assert np.trapezoid(density * grid, grid) == pytest.approx(mean[0], abs=1e-6)
+    variance = np.trapezoid(density * (grid - mean) ** 2, grid)
+    assert variance == pytest.approx(std[0] ** 2, rel=1e-5)
+    quantiles = model.predict_quantiles(X[:1], [0.1, 0.7])
+    assert quantiles.shape == (1, 2)
+    assert np.allclose(model.cdf(np.repeat(X[:1], 2, 0), quantiles[0]), [0.1, 0.7], atol=1e-8)
+    below = model.cdf(x, grid)
+    crps = np.trapezoid((below - (grid >= y[0])) ** 2, grid)
+    assert model.crps(X[:1], y[:1])[0] == pytest.approx(crps, abs=2e-3)
+    draws = model.sample(X[:2], 4000, random_state=1)
+    assert draws.shape == (2, 4000)
+    assert abs(draws[0].mean() - mean[0]) < 4 * std[0] / 4000**0.5
+    assert np.array_equal(draws, model.sample(X[:2], 4000, random_state=1))
+
+
+def test_a_normal_distribution_is_learned():
+    X, y = np.zeros((300, 1)), 5 + 2 * np.random.default_rng(0).normal(size=300)
+    X[::2] = 1
+    model = regressor(num_steps=200, lr=0.15, latent_dim=0, validation_fraction=0).fit(X, y)
+    mean, std = model.predict([[0.0], [1.0]], return_std=True)
+    expected = np.array([[v.mean(), v.std()] for v in (y[1::2], y[::2])])
+    assert np.allclose(mean, expected[:, 0], atol=0.3)
+    assert np.allclose(std, expected[:, 1], rtol=0.1)
+    assert np.allclose(
+        model.log_density([[0.0]], [5.0]), norm.logpdf(5.0, mean[0], std[0]), atol=1e-6
+    )
+
+
+def test_several_targets():
+    X, y = data(num_outputs=3)
+    model = regressor().fit(X, y)
+    mean, std = model.predict(X, return_std=True)
+    assert mean.shape == std.shape == model.crps(X, y).shape == model.cdf(X, y).shape == (60, 3)
+    assert model.predict_quantiles(X, [0.1, 0.9]).shape == (60, 2, 3)
+    assert model.sample(X, 5).shape == (60, 5, 3)
+    assert model.log_density(X, y).shape == (60,)
+    with pytest.raises(ValueError, match="y has shape"):
+        model.crps(X, y[:, :2])
+
+
+def test_a_column_of_targets_comes_back_as_one():
+    X, y = data()
+    flat, column = regressor().fit(X, y), regressor().fit(X, y[:, None])
+    assert column.predict(X).shape == column.crps(X, y[:, None]).shape == (60, 1)
+    assert np.array_equal(column.predict(X)[:, 0], flat.predict(X))
+    assert column.predict_quantiles(X).shape == (60, 3, 1)
+    assert column.sample(X, 4).shape == (60, 4, 1)
+
+
+def test_nothing_outside_is_touched():
+    pyro.param("mine", torch.ones(2))
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    X, y = data()
+    model = regressor(random_state=None).fit(X, y)
+    model.predict(X)
+    assert torch.rand(2).equal(expected)
+    assert list(pyro.get_param_store().keys()) == ["mine"]
+
+
+def test_model_selection():
+    X, y = data()
+    pipeline = make_pipeline(FunctionTransformer(), regressor())
+    assert cross_val_score(pipeline, X, y, cv=2).shape == (2,)
+    search = GridSearchCV(
+        regressor(num_steps=3), {"latent_dim": [0, 1]}, cv=2,
+        scoring=lambda model, X, y: -model.crps(X, y).mean(),
+    ).fit(X, y)  # fmt: skip
+    assert search.best_params_["latent_dim"] in (0, 1)
+    assert np.isfinite(search.cv_results_["mean_test_score"]).all()
+
+
+def test_data_frames(fitted):
+    pandas = pytest.importorskip("pandas")
+    _, X, y = fitted
+    frame = pandas.DataFrame(X, columns=["a", "b"], index=np.arange(100, 160))
+    model = regressor().fit(frame, pandas.Series(y))
+    assert model.feature_names_in_.tolist() == ["a", "b"]
+    quantiles = model.predict_quantiles(frame, [0.05, 0.5])
+    assert quantiles.index.equals(frame.index)
+    assert quantiles.columns.tolist() == ["0.05", "0.5"]
+    with pytest.raises(ValueError, match="feature names should match"):
+        model.predict(frame[["b", "a"]])
+
+
+def test_the_best_parameters_by_held_out_rows_are_kept():
+    X, y = data(200)
+    model = regressor(num_steps=300, lr=0.5, patience=3, num_inducing=40).fit(X, y)
+    scores = model.validation_crps_
+    assert model.history_.stopped
+    assert len(model.history_.losses) == model.validation_steps_[-1] < 300
+    assert scores.argmin() == len(scores) - 1 - 3
+    order = np.random.default_rng(model._seed).permutation(200)[:20]
+    found = model.crps(X[order], y[order]).mean() / y[np.setdiff1d(np.arange(200), order)].std()
+    assert found == pytest.approx(scores.min(), rel=0.05)  # of other samples of z
+    assert len(regressor(validation_fraction=0).fit(X, y).validation_crps_) == 0
+
+
+def test_interrupted_training_goes_on(tmp_path, monkeypatch):
+    X, y = data()
+    whole = regressor().fit(X, y)
+    path = tmp_path / "checkpoint.pt"
+    # A first run that is cut off at its end; then the same one again.
+    from pyro_dgp import sklearn as module
+
+    fit = module.fit
+    monkeypatch.setattr(
+        module, "fit", lambda *a, **k: fit(*a, **k | {"num_steps": 7, "checkpoint_interval": 0})
+    )
+    regressor(checkpoint=path).fit(X, y)
+    monkeypatch.setattr(module, "fit", fit)
+    resumed = regressor(checkpoint=path).fit(X, y)
+    assert resumed.history_.losses == whole.history_.losses
+    assert np.array_equal(resumed.validation_crps_, whole.validation_crps_)
+    assert np.array_equal(resumed.predict(X), whole.predict(X))
+    with pytest.raises(ValueError, match="made with data="):
+        regressor(checkpoint=path).fit(X, y + 1.0 * (y > 0))
+
+
+def test_copies_and_pickles(fitted):
+    model, X, _ = fitted
+    copy = pickle.loads(pickle.dumps(model))
+    assert np.array_equal(copy.predict_quantiles(X), model.predict_quantiles(X))
+    assert clone(model).get_params() == model.get_params()
+
+
+@pytest.mark.parametrize("options", [{}, {"dtype": "float32", "num_layers": 2}, {"latent_dim": 0}])
+@pytest.mark.parametrize("num_outputs", [None, 1, 2])
+def test_model_files(options, num_outputs, tmp_path):
+    X, y = data(num_outputs=num_outputs)
+    model = regressor(num_steps=3, **options).fit(X, y)
+    model.save(tmp_path / "new" / "m.pt", note="a")
+    loaded = LatentDGPRegressor.load(tmp_path / "new" / "m.pt")
+    assert np.array_equal(loaded.predict_quantiles(X), model.predict_quantiles(X))
+    assert np.array_equal(loaded.log_density(X, y), model.log_density(X, y))
+    assert loaded.get_params() == model.get_params()
+    assert loaded.history_ == model.history_
+    assert loaded.extra_ == {"note": "a"}
+    other = {"float32": "float64"}.get(model.dtype, "float32")
+    converted = LatentDGPRegressor.load(tmp_path / "new" / "m.pt", dtype=other)
+    assert next(converted.dgp_.parameters()).dtype == getattr(torch, other)
+    assert np.isfinite(converted.predict(X)).all()
+    loaded.save(tmp_path / "again.pt")
+    again = LatentDGPRegressor.load(tmp_path / "again.pt")
+    assert again.extra_ == {"note": "a"}
+    assert np.array_equal(again.predict(X), model.predict(X))
+
+
+def test_files_that_are_no_models(fitted, tmp_path):
+    model, _, _ = fitted
+    path = tmp_path / "m.pt"
+    model.save(path)
+    whole = path.read_bytes()
+    for damaged in (b"", b"no model", whole[: len(whole) // 2], whole[:900] + b"?" + whole[901:]):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"m\.pt is no model of pyro_dgp, or a damaged one"):
+            LatentDGPRegressor.load(path)
+    torch.save({"format": "pyro_dgp model 7", "pyro_dgp": "9.0"}, path)
+    with pytest.raises(ValueError, match=r"another version of pyro_dgp \(9.0; this is"):
+        LatentDGPRegressor.load(path)
+    torch.save({"format": "pyro_dgp checkpoint 3"}, path)
+    with pytest.raises(ValueError, match="is no model of pyro_dgp, but a pyro_dgp checkpoint"):
+        LatentDGPRegressor.load(path)
+    with pytest.raises(FileNotFoundError):
+        LatentDGPRegressor.load(tmp_path / "absent.pt")
+
+
+class Malicious:
+    def __reduce__(self):
+        return exec, ("raise SystemExit('code of the file was run')",)
+
+
+def test_loading_runs_no_code(tmp_path):
+    torch.save({"format": "pyro_dgp model 1", "parameters": Malicious()}, tmp_path / "m.pt")
+    with pytest.raises(ValueError, match="is no model of pyro_dgp"):
+        LatentDGPRegressor.load(tmp_path / "m.pt")
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"K": 0}, "K must be at least 1"),
+        ({"num_steps": 1.5}, "num_steps must be an integer"),
+        ({"validation_fraction": 1.0}, "validation_fraction must be"),
+        ({"lr": -1.0}, "lr must be positive"),
+        ({"dtype": "float16"}, "dtype must be float32 or float64"),
+        ({"patience": 0}, "patience must be at least 1"),
+    ],
+)
+def test_bad_parameters(options, match):
+    with pytest.raises(ValueError, match=match):
+        regressor(**options).fit(*data())
+
+
+def test_bad_data(fitted):
+    model, X, y = fitted
+    with pytest.raises(ValueError, match="y is constant"):
+        regressor().fit(X, np.ones(60))
+    with pytest.raises(ValueError, match="y is constant"):
+        regressor().fit(X, np.column_stack([y, np.zeros(60)]))
+    with pytest.raises(ValueError, match="column 1: the values are too large"):
+        regressor().fit(X * [1.0, 1e300], y)
+    with pytest.raises(ValueError, match="column 0: a value is more than 1e15"):
+        model.predict(X * [1e200, 1.0])
+    with pytest.raises(ValueError, match="quantiles must be a list"):
+        model.predict_quantiles(X, 0.5)
+    with pytest.raises(ValueError, match="strictly between 0 and 1"):
+        model.predict_quantiles(X, [0.5, 1.0])
