@@ -1,6 +1,11 @@
+import os
+
 import pyro
 import pytest
 import torch
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)  # there are as many processes as cores
 
 
 @pytest.fixture(autouse=True)

@@ -63,3 +63,12 @@ def test_signal_to_noise(tmp_path):
     tutorial["reproduce"](tmp_path, sizes, tmp_path)
     for name in sizes:
         assert (tmp_path / f"snr_{name}.png").stat().st_size > 10_000
+
+
+def test_densities_for_your_table(tmp_path):
+    tutorial = runpy.run_path(str(TUTORIALS / "densities_for_your_table.py"))
+    model, columns, pit = tutorial["main"](200, 10, tmp_path / "densities.png")
+    assert (tmp_path / "densities.png").stat().st_size > 10_000
+    assert len(model.history_.losses) == 10
+    assert list(columns.categorical) == ["city"]
+    assert ((pit > 0) & (pit < 1)).all()
