@@ -37,7 +37,7 @@ def density_along_input(model, X, feature: int, row=None, num_points: int = 80, 
     grid, rows = _along(X, feature, row, num_points)
     y, density = _densities(model, rows, 0.002, num_points)
     # By column of the same greatest shade: a narrow peak would leave the rest white.
-    shade = density / density.max(0)
+    shade = density / np.maximum(density.max(0), np.finfo(float).tiny)
     ax.pcolormesh(grid, y, shade, cmap="Blues", shading="nearest", rasterized=True)
     ax.set(xlabel=_name(model, feature), ylabel="y", title="Predictive density")
     return ax

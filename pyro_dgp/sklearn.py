@@ -70,8 +70,8 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     :param int num_samples: Components of a predictive mixture.
     :param str dtype: "float32" or "float64".
     :param str device: A torch device.
-    :param checkpoint: File from which an interrupted ``fit`` goes on, and that it writes; None for
-        none. See :func:`~pyro_dgp.infer.fit`.
+    :param checkpoint: File from which an interrupted ``fit`` goes on, and that it writes; needs an
+        integer ``random_state``. None for none. See :func:`~pyro_dgp.infer.fit`.
     :param float noise_variance: Initial noise variance, in variances of y.
     :param random_state: An integer for the same result every time, a ``numpy.random.RandomState``,
         or None.
@@ -129,6 +129,10 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         :raises NonFiniteError: If training diverged.
         """
         self._check_parameters()
+        if self.checkpoint is not None and not isinstance(self.random_state, int | np.integer):
+            raise ValueError(
+                "checkpoint needs an integer random_state: the run that goes on must be the same."
+            )
         X, y = validate_data(
             self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=2
         )
@@ -137,6 +141,7 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         if self._one_column:
             y = y[:, 0]
         seed = int(check_random_state(self.random_state).randint(2**31))
+        self._check_device()
         order = np.random.default_rng(seed).permutation(len(X))
         held_out = round(self.validation_fraction * len(X)) if len(X) >= _LEAST_TO_SPLIT else 0
         # In the rows' own order, which a small change of the data does not shuffle.
@@ -196,10 +201,12 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         q = torch.as_tensor(quantiles, dtype=torch.float64)
         if q.dim() != 1:
             raise ValueError(f"quantiles must be a list of probabilities, but it is {quantiles!r}.")
+        if not bool(((q > 0) & (q < 1)).all()):
+            raise ValueError("Probabilities must lie strictly between 0 and 1.")
         inputs = self._check_inputs(X)
         parts = [p.quantile(q).transpose(0, 1) for p in self._predictions(inputs)]
         found = torch.cat(parts).numpy()
-        if hasattr(X, "index") and self._y_ndim == 1:
+        if hasattr(X, "iloc") and self._y_ndim == 1:
             return type(X)(found, index=X.index, columns=[f"{p:g}" for p in q.tolist()])
         return found[..., None] if self._one_column else found
 
@@ -272,7 +279,7 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         :raises ValueError: If ``random_state`` is not an integer or None.
         """
         check_is_fitted(self)
-        parameters = self.get_params() | {"checkpoint": None}
+        parameters = self.get_params() | {"checkpoint": None, "device": str(self.device)}
         if not isinstance(self.random_state, int | np.integer | None):
             parameters["random_state"] = None  # a generator, whose number is kept below
         names = getattr(self, "feature_names_in_", None)
@@ -330,6 +337,7 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         parameters["dtype"] = dtype or parameters["dtype"]
         model = cls(**parameters)
         model._check_parameters()
+        model._check_device()
         model.n_features_in_ = fitted["n_features_in_"]
         if fitted["feature_names"] is not None:
             model.feature_names_in_ = np.array(fitted["feature_names"], dtype=object)
@@ -349,6 +357,7 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
                 model._tensor(rows[1] if model._y_ndim == 2 else rows[1][:, 0]),
             )
             model.dgp_.load_state_dict(state["state"])
+        model.dgp_.num_data = model._num_rows
         return model
 
     def _check_parameters(self) -> None:
@@ -368,6 +377,13 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             raise ValueError(f"lr must be positive and finite, but it is {self.lr}.")
         if self.dtype not in ("float32", "float64"):
             raise ValueError(f"dtype must be float32 or float64, but it is {self.dtype!r}.")
+
+    def _check_device(self) -> None:
+        try:
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).splitlines()[0]
+            raise ValueError(f"device '{self.device}' cannot be used: {reason}") from None
 
     def _new_model(self, X: torch.Tensor, y: torch.Tensor) -> LatentDGP:
         return LatentDGP.from_data(
@@ -416,11 +432,11 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     def _predictions(self, X: np.ndarray) -> Iterator[PredictiveMixture]:
         """Predictive distributions of checked inputs, some rows at a time."""
         rows = max(1, _CHUNK // (self.num_samples * len(self._y_scaler.mean_)))
-        with self._isolated(self._seed):
-            for start in range(0, len(X), rows):
-                pyro.set_rng_seed(self._seed)
-                x = self._scaled(X[start : start + rows])
-                yield self._in_units(self.dgp_.predict(x, self.num_samples, shared_draws=True))
+        for start in range(0, len(X), rows):
+            x = self._scaled(X[start : start + rows])
+            with self._isolated(self._seed):  # the same draws for every part of the rows
+                p = self.dgp_.predict(x, self.num_samples, shared_draws=True)
+            yield self._in_units(p)
 
     def _compare(self, X, y, value) -> np.ndarray:
         check_is_fitted(self)
@@ -450,7 +466,10 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
 
 def _annealed_adam(lr: float, num_steps: int) -> pyro.optim.PyroOptim:
-    arguments = {"optimizer": torch.optim.Adam, "optim_args": {"lr": lr}, "T_max": num_steps}
+    # The first gradients, of a narrow q(u) and a small noise variance, are thousands of times the
+    # later ones. Squares remembered for 1000 steps, as is usual, would hold the parameters back.
+    adam = {"lr": lr, "betas": (0.9, 0.99)}
+    arguments = {"optimizer": torch.optim.Adam, "optim_args": adam, "T_max": num_steps}
     return pyro.optim.CosineAnnealingLR(arguments)
 
 

@@ -88,7 +88,9 @@ def test_the_methods_are_of_one_distribution(fitted):
 def test_a_normal_distribution_is_learned():
     X, y = np.zeros((300, 1)), 5 + 2 * np.random.default_rng(0).normal(size=300)
     X[::2] = 1
-    model = regressor(num_steps=200, lr=0.15, latent_dim=0, validation_fraction=0).fit(X, y)
+    model = regressor(
+        num_steps=150, lr=0.1, latent_dim=0, validation_fraction=0, noise_variance=0.5
+    ).fit(X, y)
     mean, std = model.predict([[0.0], [1.0]], return_std=True)
     expected = np.array([[v.mean(), v.std()] for v in (y[1::2], y[::2])])
     assert np.allclose(mean, expected[:, 0], atol=0.3)
@@ -127,6 +129,9 @@ def test_nothing_outside_is_touched():
     X, y = data()
     model = regressor(random_state=None).fit(X, y)
     model.predict(X)
+    with pytest.raises(ValueError, match="strictly between"):
+        model.predict_quantiles(X, [1.0])
+    assert model.predict_quantiles(X.tolist()).shape == (60, 3)
     assert torch.rand(2).equal(expected)
     assert list(pyro.get_param_store().keys()) == ["mine"]
 
@@ -186,6 +191,10 @@ def test_interrupted_training_goes_on(tmp_path, monkeypatch):
     assert resumed.history_.losses == whole.history_.losses
     assert np.array_equal(resumed.validation_crps_, whole.validation_crps_)
     assert np.array_equal(resumed.predict(X), whole.predict(X))
+    with pytest.raises(ValueError, match="made with loss="):
+        regressor(checkpoint=path, K=3).fit(X, y)
+    with pytest.raises(ValueError, match="checkpoint needs an integer random_state"):
+        regressor(checkpoint=path, random_state=None).fit(X, y)
     with pytest.raises(ValueError, match="made with data="):
         regressor(checkpoint=path).fit(X, y + 1.0 * (y > 0))
 
@@ -207,6 +216,7 @@ def test_model_files(options, num_outputs, tmp_path):
     assert np.array_equal(loaded.predict_quantiles(X), model.predict_quantiles(X))
     assert np.array_equal(loaded.log_density(X, y), model.log_density(X, y))
     assert loaded.get_params() == model.get_params()
+    assert loaded.dgp_.num_data == model.dgp_.num_data
     assert loaded.history_ == model.history_
     assert loaded.extra_ == {"note": "a"}
     other = {"float32": "float64"}.get(model.dtype, "float32")

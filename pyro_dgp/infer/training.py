@@ -124,10 +124,12 @@ def fit(
     guarded = _Guard(loss)
     svi = SVI(model, guide, optim, loss=loss.loss, loss_and_grads=guarded)
     batches = minibatches(data, batch_size, seed)
-    settings = {
-        "batch_size": batch_size, "seed": seed, "num_rows": len(data[0]), "data": _digest(data),
-        "optim": _describe(optim),
-    }  # fmt: skip
+    settings = {}
+    if checkpoint is not None:
+        settings = {
+            "batch_size": batch_size, "seed": seed, "num_rows": len(data[0]),
+            "data": _digest(data), "optim": _describe(optim), "loss": _describe_loss(loss),
+        }  # fmt: skip
     if checkpoint is not None and Path(checkpoint).exists():
         state = read_checkpoint(checkpoint)
         _check_fits(checkpoint, state["progress"], settings, num_steps)
@@ -161,7 +163,7 @@ def fit(
                 _advance(optim, value)
                 history.losses.append(value)
                 if callback is not None:
-                    history.stopped = callback(step, value) is True
+                    history.stopped = bool(callback(step, value))
                 bar.update()
                 if step % 10 == 0:
                     bar.set_postfix(loss=f"{value:.4g}", refresh=False)
@@ -224,8 +226,17 @@ def _describe(optim: PyroOptim) -> str:
 
 def _digest(data: Sequence[Tensor]) -> str:
     """Tells one set of data from another."""
-    parts = (tensor.detach().cpu().contiguous().numpy().tobytes() for tensor in data)
-    return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
+    found = hashlib.sha256()
+    for tensor in data:
+        found.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return found.hexdigest()[:16]
+
+
+def _describe_loss(loss: ELBO) -> str:
+    """Its class and its numbers."""
+    numbers = {k: v for k, v in vars(loss).items() if isinstance(v, int | float | str)}
+    return f"{type(loss).__name__} {dict(sorted(numbers.items()))}"
 
 
 def _check_fits(path: str | Path, progress: dict, settings: dict, num_steps: int) -> None:

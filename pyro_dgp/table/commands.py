@@ -33,7 +33,8 @@ def add_fit(commands) -> None:
         "--test-fraction",
         type=float,
         default=0.1,
-        help="share of the rows held out for the report (default 0.1; 0 for none)",
+        help="share of the rows held out for the report (default 0.1; 0 for none, as with several "
+        "targets)",
     )
     fit.add_argument("--steps", type=int, default=None, help="most training steps (default 4000)")
     fit.add_argument("--layers", type=int, default=2, help="number of GP layers (default 2)")
@@ -94,8 +95,9 @@ def _fit(args: argparse.Namespace) -> int:
     table = read_table(args.table)
     columns = Columns.of(table, args.target, args.drop, args.impute)
     X, y = columns.inputs(table), columns.target_values(table)
+    share = args.test_fraction if y.ndim == 1 else 0.0  # the report is of one target
     order = np.random.default_rng(args.seed).permutation(len(X))
-    test, train = np.split(order, [round(args.test_fraction * len(X))])
+    test, train = np.split(order, [round(share * len(X))])
     options = {} if args.steps is None else {"num_steps": args.steps}
     model = LatentDGPRegressor(
         num_layers=args.layers, dtype=args.dtype, device=args.device, random_state=args.seed,
@@ -108,13 +110,14 @@ def _fit(args: argparse.Namespace) -> int:
     model.fit(X.iloc[train], y[train])
     model.save(output, columns=columns.as_dict())
     if model.history_.interrupted:
+        goes_on = f", and the same command goes on from {checkpoint}" if checkpoint.exists() else ""
         print(
             f"pyro-dgp: interrupted after {len(model.history_.losses)} steps. The model so far is "
-            f"{output}, and the same command goes on from {checkpoint}.",
+            f"{output}{goes_on}.",
             file=sys.stderr,
         )
         return 130
-    if len(test) and y.ndim == 1:
+    if len(test):
         scores = report(model, X.iloc[train], y[train], X.iloc[test], y[test], args.seed)
         _print_report(scores, len(test))
     steps = len(model.history_.losses)
@@ -144,6 +147,7 @@ def _predict(args: argparse.Namespace) -> int:
     model, columns = _loaded(args.model)
     table = read_table(args.table)
     X = columns.inputs(table)
+    compression = {".gz": "gzip"}.get(Path(args.output or "").suffix)
     mean, std = (v.reshape(len(X), -1) for v in model.predict(X, return_std=True))
     quantiles = np.asarray(model.predict_quantiles(X, args.quantiles)).reshape(
         len(X), len(args.quantiles), -1
@@ -163,7 +167,7 @@ def _predict(args: argparse.Namespace) -> int:
         from pyro_dgp._files import written_whole
 
         with written_whole(Path(args.output)) as temporary:
-            found.to_csv(temporary, index=False)
+            found.to_csv(temporary, index=False, compression=compression)
         print(f"{len(found)} predictions  {args.output}")
     return 0
 
@@ -233,7 +237,7 @@ def _loaded(path: str):
     from pyro_dgp.sklearn import LatentDGPRegressor
     from pyro_dgp.table.frames import Columns
 
-    model = LatentDGPRegressor.load(path)
+    model = LatentDGPRegressor.load(path, device="cpu")
     if "columns" not in model.extra_:
         raise ValueError(
             f"{path} was not made by `pyro-dgp fit`: it does not say what columns are."

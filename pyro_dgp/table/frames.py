@@ -16,8 +16,8 @@ except ImportError as error:
 
 __all__ = ["Columns", "read_table"]
 
-# More categories than this, each rare, are names of rows rather than a category.
-_MOST_CATEGORIES = 50
+# More categories than this are names of rows, or ask for an encoding of their own.
+_MOST_CATEGORIES = 200
 
 
 def read_table(path: str | Path) -> pd.DataFrame:
@@ -32,7 +32,7 @@ def read_table(path: str | Path) -> pd.DataFrame:
         raise ValueError(f"{path} is a folder; name a CSV or Parquet file.")
     parquet = path.suffix.lower() in (".parquet", ".pq")
     try:
-        frame = pd.read_parquet(path) if parquet else pd.read_csv(path, skipinitialspace=True)
+        frame = pd.read_parquet(path) if parquet else _read_csv(path)
     except ImportError as error:
         raise ImportError("Parquet files need pyarrow: pip install 'pyro_dgp[table]'.") from error
     except OSError:
@@ -45,9 +45,23 @@ def read_table(path: str | Path) -> pd.DataFrame:
     twice = frame.columns[frame.columns.duplicated()]
     if len(twice):
         raise ValueError(f"{path} has several columns called '{twice[0]}'.")
+    if not parquet and not isinstance(frame.index, pd.RangeIndex):
+        raise ValueError(f"{path} has rows with more fields than its first line has names.")
     if not len(frame):
         raise ValueError(f"{path} has no rows.")
     return frame
+
+
+def _read_csv(path: Path) -> pd.DataFrame:
+    # Without low_memory=False, what a column holds may differ from one part to the next.
+    options = {"skipinitialspace": True, "low_memory": False}
+    frame = pd.read_csv(path, **options)
+    # The names as they stand in the file: pandas would tell equal ones apart by a number.
+    names = pd.read_csv(path, header=None, nrows=1, dtype=str, **options).iloc[0]
+    if len(names) == len(frame.columns):
+        frame.columns = names.fillna("").tolist()
+    # A column without a name is the row numbers that pandas writes.
+    return frame.loc[:, frame.columns != ""]
 
 
 @dataclass(frozen=True)
@@ -83,6 +97,8 @@ class Columns:
         :param bool impute: Let medians, and the most frequent category, stand for missing values.
         :raises ValueError: If a name is unknown, a column is of another kind, or no input is left.
         """
+        if len({*targets, *drop}) < len(targets) + len(drop):
+            raise ValueError("A column is named twice among the targets and those left out.")
         for name in (*targets, *drop):
             if name not in frame.columns:
                 raise ValueError(
@@ -99,8 +115,8 @@ class Columns:
             if pd.api.types.is_numeric_dtype(values):
                 numeric[name] = float(_numbers(frame, name).median())
             elif isinstance(values.dtype, pd.CategoricalDtype) or _is_text(values):
-                categories = values.dropna().astype(str).value_counts(sort=True).index.tolist()
-                if len(categories) > max(_MOST_CATEGORIES, 0.1 * len(frame)) or (
+                categories = _texts(values.dropna()).value_counts(sort=True).index.tolist()
+                if len(categories) > _MOST_CATEGORIES or (
                     len(categories) > 0.5 * len(frame) and len(frame) > 20
                 ):
                     raise ValueError(
@@ -132,18 +148,25 @@ class Columns:
         self._check_missing(frame)
         parts = [pd.DataFrame(index=frame.index)]
         for name, median in self.numeric.items():
-            if not pd.api.types.is_numeric_dtype(frame[name]):
-                raise ValueError(f"Column '{name}' must hold numbers, but has texts.")
-            parts.append(_numbers(frame, name).fillna(median).rename(name))
+            try:
+                parts.append(_numbers(frame, name).fillna(median).rename(name))
+            except (TypeError, ValueError):
+                raise ValueError(f"Column '{name}' must hold numbers, but has texts.") from None
         if self.categorical:
             texts = pd.DataFrame(
                 {
-                    name: frame[name].astype(object).where(frame[name].notna(), categories[0])
+                    name: _texts(frame[name]).where(frame[name].notna(), categories[0])
                     for name, categories in self.categorical.items()
                 }
-            ).astype(str)
+            )
             parts.append(self._one_hot(texts))
-        return pd.concat(parts, axis=1)
+        found = pd.concat(parts, axis=1)
+        twice = found.columns[found.columns.duplicated()]
+        if len(twice):
+            raise ValueError(
+                f"A category makes a column '{twice[0]}', and the table has one: rename it."
+            )
+        return found
 
     def target_values(self, frame: pd.DataFrame) -> np.ndarray:
         """Targets, [N], or [N, P] if there are several.
@@ -189,12 +212,18 @@ class Columns:
                 )
         encoder = OneHotEncoder(categories=categories, sparse_output=False)
         encoder.set_output(transform="pandas")
-        # As many rows as the longest list has categories: encoders want to see data.
         return encoder.fit(texts).transform(texts)
 
 
 def _numbers(frame: pd.DataFrame, name: str) -> pd.Series:
     return frame[name].astype("float64")
+
+
+def _texts(values: pd.Series) -> pd.Series:
+    """As texts; whole numbers, which missing values turn into floats, without a point."""
+    if pd.api.types.is_float_dtype(values):
+        return values.map("{:g}".format).astype(object)
+    return values.astype(str).astype(object)
 
 
 def _is_text(values: pd.Series) -> bool:

@@ -42,6 +42,15 @@ def test_missing_values():
     X = columns.inputs(frame)
     assert X["size"].tolist() == [1, 4.5, 4.5, 8]
     assert X["city_Rome"].tolist() == [0, 1, 1, 1]
+    # A missing truth value leaves objects, a missing number among texts' numbers floats.
+    new = frame.assign(garden=[True, None, False, True])
+    assert columns.inputs(new)["garden"].tolist() == [1, 0.5, 0, 1]
+    codes = Columns.of(FRAME.assign(city=["1", "2", "2", "x"]), ["price"], impute=True)
+    again = codes.inputs(FRAME.assign(city=[1.0, 2.0, np.nan, 2.0]))
+    assert again["city_1"].tolist() == [1, 0, 0, 0]
+    assert again["city_2"].tolist() == [0, 1, 1, 1]
+    with pytest.raises(ValueError, match="named twice"):
+        Columns.of(FRAME, ["price"], drop=["price"])
 
 
 @pytest.mark.parametrize(
@@ -66,6 +75,7 @@ def test_new_rows_that_do_not_fit(change, match):
         (FRAME.assign(price=["a", "b", "c", "d"]), "The target 'price' must hold numbers"),
         (FRAME.assign(when=pd.to_datetime("2020-01-01")), "'when' holds datetime64"),
         (FRAME.assign(size=np.nan), "Column 'size' has no values"),
+        (FRAME.assign(city_Oslo=1.0), "A category makes a column 'city_Oslo'"),
         (FRAME[["price"]], "No input column is left"),
         (
             pd.DataFrame({"id": [f"r{i}" for i in range(30)], "price": range(30)}),
@@ -76,7 +86,7 @@ def test_new_rows_that_do_not_fit(change, match):
 )
 def test_tables_that_cannot_be_used(frame, match):
     with pytest.raises(ValueError, match=match):
-        Columns.of(frame, ["price"])
+        Columns.of(frame, ["price"]).inputs(frame)
 
 
 def test_files(tmp_path):
@@ -84,13 +94,17 @@ def test_files(tmp_path):
     FRAME.to_parquet(tmp_path / "t.parquet")
     for name in ("t.csv.gz", "t.parquet"):
         pd.testing.assert_frame_equal(read_table(tmp_path / name), FRAME)
-    (tmp_path / "twice.csv").write_text("a,a \n1,2\n")
+    (tmp_path / "twice.csv").write_text("a,a\n1,2\n")
+    (tmp_path / "longer.csv").write_text("a,y\n1,2,3\n4,5,6\n")
+    FRAME.to_csv(tmp_path / "numbered.csv")
+    assert list(read_table(tmp_path / "numbered.csv")) == list(FRAME)
     (tmp_path / "head.csv").write_text("a,b\n")
     (tmp_path / "empty.csv").write_text("")
     (tmp_path / "other.parquet").write_text("no parquet")
     for name, match in (
         ("twice.csv", "several columns called 'a'"),
         ("head.csv", "has no rows"),
+        ("longer.csv", "rows with more fields than"),
         ("empty.csv", "cannot be read as a CSV file"),
         ("other.parquet", "cannot be read as a Parquet file"),
         (".", "is a folder"),
