@@ -1,5 +1,6 @@
 """From a file with a table to arrays of numbers, and what it takes to do the same tomorrow."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -45,8 +46,6 @@ def read_table(path: str | Path) -> pd.DataFrame:
     twice = frame.columns[frame.columns.duplicated()]
     if len(twice):
         raise ValueError(f"{path} has several columns called '{twice[0]}'.")
-    if not parquet and not isinstance(frame.index, pd.RangeIndex):
-        raise ValueError(f"{path} has rows with more fields than its first line has names.")
     if not len(frame):
         raise ValueError(f"{path} has no rows.")
     return frame
@@ -54,8 +53,11 @@ def read_table(path: str | Path) -> pd.DataFrame:
 
 def _read_csv(path: Path) -> pd.DataFrame:
     # Without low_memory=False, what a column holds may differ from one part to the next.
-    options = {"skipinitialspace": True, "low_memory": False}
-    frame = pd.read_csv(path, **options)
+    options = {"skipinitialspace": True, "low_memory": False, "index_col": False}
+    with warnings.catch_warnings():
+        # Rows with more fields than there are names; their rest would be lost.
+        warnings.simplefilter("error", pd.errors.ParserWarning)
+        frame = pd.read_csv(path, **options)
     # The names as they stand in the file: pandas would tell equal ones apart by a number.
     names = pd.read_csv(path, header=None, nrows=1, dtype=str, **options).iloc[0]
     if len(names) == len(frame.columns):
