@@ -2,7 +2,21 @@
 
 import operator
 
-__all__ = ["check_integer"]
+import torch
+
+__all__ = ["check_device", "check_integer"]
+
+
+def check_device(device: str | torch.device) -> None:
+    """
+    :raises ValueError: If torch does not know the device, or cannot use it here.
+    """
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(
+            f"device '{device}' cannot be used: {str(error).splitlines()[0]}"
+        ) from None
 
 
 def check_integer(name: str, value, minimum: int) -> int:

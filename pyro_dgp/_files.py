@@ -17,12 +17,14 @@ __all__ = ["read_tensors", "write_json", "write_tensors", "written_whole"]
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[str]:
-    """Gives the name of a temporary file, which becomes ``path`` if all goes well.
+    """Gives the name of a temporary file, of the same ending, which becomes ``path`` in the end.
 
     Whenever the process is killed, ``path`` is the old file or the new one. Makes the folder.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, temporary = tempfile.mkstemp(
+        dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix
+    )
     os.close(handle)
     try:
         yield temporary

@@ -17,6 +17,7 @@ __all__ = [
     "latent_traversal",
     "marginal_densities",
     "pit_histogram",
+    "pyplot",
     "snr_along_training",
     "training_curve",
 ]
@@ -62,8 +63,8 @@ def fan_chart(
     grid, rows = _along(X, feature, row, num_points)
     levels = sorted(levels, reverse=True)
     lower, upper = ([0.5 + sign * p / 2 for p in levels] for sign in (-1, 1))
-    quantiles = np.asarray(model.predict_quantiles(_like(model, rows), [*lower, *upper, 0.5]))
-    shades = _pyplot().get_cmap("Blues")(np.linspace(0.2, 0.5, len(levels)))
+    quantiles = np.asarray(model.predict_quantiles(like(model, rows), [*lower, *upper, 0.5]))
+    shades = pyplot().get_cmap("Blues")(np.linspace(0.2, 0.5, len(levels)))
     for i, (p, shade) in enumerate(zip(levels, shades, strict=True)):
         ends = quantiles[:, i], quantiles[:, len(levels) + i]
         ax.fill_between(grid, *ends, color=shade, lw=0, label=f"{p:.0%}")
@@ -159,10 +160,10 @@ def latent_traversal(
     """
     ax = _axes(ax)
     grid, rows = _along(X, feature, row, num_points)
-    shades = _pyplot().get_cmap("coolwarm")(np.linspace(0, 1, len(values)))
+    shades = pyplot().get_cmap("coolwarm")(np.linspace(0, 1, len(values)))
     for z, shade in zip(values, shades, strict=True):
         ax.plot(
-            grid, model.predictive(_like(model, rows), z=z).mean, color=shade, label=f"z = {z:g}"
+            grid, model.predictive(like(model, rows), z=z).mean, color=shade, label=f"z = {z:g}"
         )
     ax.set(xlabel=_name(model, feature), ylabel="mean of y given z", title="Latent input")
     ax.legend(frameon=False)
@@ -222,16 +223,20 @@ def snr_along_training(sweeps: dict[int, SNRSweep], group: str, ax=None):
     return ax
 
 
-def _pyplot():
+def pyplot():
+    """Matplotlib's ``pyplot``.
+
+    :raises ImportError: If it is missing; says how to install it.
+    """
     try:
         import matplotlib.pyplot as plt
     except ImportError as error:
-        raise ImportError("Drawing needs Matplotlib: pip install 'pyro_dgp[plot]'.") from error
+        raise ImportError("Figures need Matplotlib: pip install 'pyro_dgp[plot]'.") from error
     return plt
 
 
 def _axes(ax):
-    return _pyplot().subplots(layout="constrained")[1] if ax is None else ax
+    return pyplot().subplots(layout="constrained")[1] if ax is None else ax
 
 
 def _along(X, feature: int, row, num_points: int) -> tuple[np.ndarray, np.ndarray]:
@@ -251,7 +256,7 @@ def _along(X, feature: int, row, num_points: int) -> tuple[np.ndarray, np.ndarra
 
 def _densities(model, rows: np.ndarray, tail: float, num_points: int):
     """Targets, and densities of each row there, [num_points, N]."""
-    predictive = model.predictive(_like(model, rows))
+    predictive = model.predictive(like(model, rows))
     ends = predictive.quantile(torch.tensor([tail, 1 - tail]))
     low, high = ends[0].min().item(), ends[1].max().item()
     margin = 0.05 * (high - low)
@@ -259,8 +264,8 @@ def _densities(model, rows: np.ndarray, tail: float, num_points: int):
     return y.numpy(), predictive.log_prob(y.unsqueeze(-1)).exp().numpy()
 
 
-def _like(model, rows: np.ndarray):
-    """As a data frame if the model was fitted to one."""
+def like(model, rows: np.ndarray):
+    """Rows as a data frame if the model was fitted to one, so that it knows the names."""
     names = getattr(model, "feature_names_in_", None)
     if names is None:
         return rows

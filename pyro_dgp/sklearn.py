@@ -15,7 +15,7 @@ import pyro.optim
 import torch
 
 from pyro_dgp import __version__
-from pyro_dgp._checks import check_integer
+from pyro_dgp._checks import check_device, check_integer
 from pyro_dgp._files import read_tensors, write_tensors
 from pyro_dgp.gp import LatentDGP, PredictiveMixture
 from pyro_dgp.infer import DRegIWELBO, TrainingHistory, fit
@@ -42,6 +42,8 @@ _NUM_SCORES = 50
 _SCORE_SAMPLES = 200
 # Fewer rows than this are too few to hold some out.
 _LEAST_TO_SPLIT = 30
+# More rows would make a score slower, and hardly better.
+_MOST_HELD_OUT = 2000
 
 
 class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
@@ -64,7 +66,8 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     :param int num_steps: Most gradient steps.
     :param int batch_size: Rows a step.
     :param float lr: Adam's largest learning rate; it falls to 0 along half a cosine.
-    :param float validation_fraction: Share of the rows that is held out; 0 for none.
+    :param float validation_fraction: Share of the rows that is held out, at most 2000 of them;
+        0 for none.
     :param int patience: Training ends after so many held-out scores, of which there are 50, without
         a better one; None for never.
     :param int num_samples: Components of a predictive mixture.
@@ -141,10 +144,11 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         if self._one_column:
             y = y[:, 0]
         seed = int(check_random_state(self.random_state).randint(2**31))
-        self._check_device()
         order = np.random.default_rng(seed).permutation(len(X))
-        held_out = round(self.validation_fraction * len(X)) if len(X) >= _LEAST_TO_SPLIT else 0
-        # In the rows' own order, which a small change of the data does not shuffle.
+        held_out = min(round(self.validation_fraction * len(X)), _MOST_HELD_OUT)
+        if len(X) < _LEAST_TO_SPLIT:
+            held_out = 0
+        # Sorted: training shuffles rows by itself.
         test, train = np.sort(order[:held_out]), np.sort(order[held_out:])
         self._x_scaler = _fitted_scaler("X", X[train])
         self._y_scaler = _fitted_scaler("y", y[train].reshape(len(train), -1))
@@ -201,8 +205,6 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         q = torch.as_tensor(quantiles, dtype=torch.float64)
         if q.dim() != 1:
             raise ValueError(f"quantiles must be a list of probabilities, but it is {quantiles!r}.")
-        if not bool(((q > 0) & (q < 1)).all()):
-            raise ValueError("Probabilities must lie strictly between 0 and 1.")
         inputs = self._check_inputs(X)
         parts = [p.quantile(q).transpose(0, 1) for p in self._predictions(inputs)]
         found = torch.cat(parts).numpy()
@@ -220,11 +222,12 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         """
         n_samples = check_integer("n_samples", n_samples, 1)
         seed = int(check_random_state(random_state).randint(2**31))
-        predictions = list(self._predictions(self._check_inputs(X)))
+        inputs = self._check_inputs(X)
         with untouched_random_state():
             torch.manual_seed(seed)
-            draws = torch.cat([p.sample((n_samples,)).transpose(0, 1) for p in predictions])
-        return draws.numpy()[..., None] if self._one_column else draws.numpy()
+            parts = [p.sample((n_samples,)).transpose(0, 1) for p in self._predictions(inputs)]
+        draws = torch.cat(parts).numpy()
+        return draws[..., None] if self._one_column else draws
 
     def log_density(self, X, y) -> np.ndarray:
         """Logarithms of the predictive densities at targets, per unit of y; jointly if several.
@@ -259,16 +262,9 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         :param X: [N, D]; the distribution holds ``2 * num_samples * N * P`` numbers.
         :param z: Fix the latent input, [latent_dim], to see what it does.
         """
-        X = self._check_inputs(X)
-        with self._isolated(self._seed):
-            return self._in_units(
-                self.dgp_.predict(
-                    self._scaled(X),
-                    self.num_samples,
-                    shared_draws=True,
-                    z=None if z is None else self._tensor(np.atleast_1d(z)),
-                )
-            )
+        return self._predict(
+            self._check_inputs(X), None if z is None else self._tensor(np.atleast_1d(z))
+        )
 
     def save(self, path: str | Path, **extra) -> None:
         """Writes the fitted model to one file, which :meth:`load` reads without running code.
@@ -276,7 +272,7 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         :param path: File to write; it is the old one or the new one whenever the process is killed.
         :param extra: More to keep: numbers, strings, lists and dicts, the ``extra_`` of a loaded
             model.
-        :raises ValueError: If ``random_state`` is not an integer or None.
+        :raises NotFittedError: If it has not been fitted.
         """
         check_is_fitted(self)
         parameters = self.get_params() | {"checkpoint": None, "device": str(self.device)}
@@ -337,7 +333,6 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         parameters["dtype"] = dtype or parameters["dtype"]
         model = cls(**parameters)
         model._check_parameters()
-        model._check_device()
         model.n_features_in_ = fitted["n_features_in_"]
         if fitted["feature_names"] is not None:
             model.feature_names_in_ = np.array(fitted["feature_names"], dtype=object)
@@ -377,13 +372,7 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             raise ValueError(f"lr must be positive and finite, but it is {self.lr}.")
         if self.dtype not in ("float32", "float64"):
             raise ValueError(f"dtype must be float32 or float64, but it is {self.dtype!r}.")
-
-    def _check_device(self) -> None:
-        try:
-            torch.empty(0, device=self.device)
-        except (RuntimeError, AssertionError) as error:
-            reason = str(error).splitlines()[0]
-            raise ValueError(f"device '{self.device}' cannot be used: {reason}") from None
+        check_device(self.device)
 
     def _new_model(self, X: torch.Tensor, y: torch.Tensor) -> LatentDGP:
         return LatentDGP.from_data(
@@ -421,7 +410,11 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         scaled = _transformed("y", self._y_scaler, y.reshape(len(y), -1))
         return self._tensor(scaled.reshape(y.shape))
 
-    def _in_units(self, p: PredictiveMixture) -> PredictiveMixture:
+    def _predict(self, X: np.ndarray, z: torch.Tensor | None = None) -> PredictiveMixture:
+        """Of checked inputs, in units of y; with the same draws every time."""
+        x = self._scaled(X)
+        with self._isolated(self._seed):
+            p = self.dgp_.predict(x, self.num_samples, shared_draws=True, z=z)
         mean, scale = (
             torch.as_tensor(v if self._y_ndim == 2 else v[0], dtype=torch.float64)
             for v in (self._y_scaler.mean_, self._y_scaler.scale_)
@@ -433,10 +426,7 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         """Predictive distributions of checked inputs, some rows at a time."""
         rows = max(1, _CHUNK // (self.num_samples * len(self._y_scaler.mean_)))
         for start in range(0, len(X), rows):
-            x = self._scaled(X[start : start + rows])
-            with self._isolated(self._seed):  # the same draws for every part of the rows
-                p = self.dgp_.predict(x, self.num_samples, shared_draws=True)
-            yield self._in_units(p)
+            yield self._predict(X[start : start + rows])
 
     def _compare(self, X, y, value) -> np.ndarray:
         check_is_fitted(self)
@@ -458,11 +448,6 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
     def _column(self, values: np.ndarray) -> np.ndarray:
         return values[:, None] if self._one_column else values
-
-    def __sklearn_tags__(self):
-        tags = super().__sklearn_tags__()
-        tags.target_tags.single_output = True
-        return tags
 
 
 def _annealed_adam(lr: float, num_steps: int) -> pyro.optim.PyroOptim:

@@ -13,6 +13,7 @@
 import sys
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
@@ -80,7 +81,6 @@ def main(num_rows=1500, num_steps=2500, figure=None):
 
     typical = pd.DataFrame({"area": [60.0, 120.0, 200.0], "city": "Oslo"})
     rows = columns.inputs(typical)
-    plt = plots._pyplot()
     picture, axes = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
     plots.density_along_input(model, X, 0, row=rows.iloc[1], ax=axes[0]).set(
         ylabel="price", title="Density of prices in Oslo"

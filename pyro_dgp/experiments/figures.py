@@ -11,6 +11,7 @@ from torch import Tensor
 from pyro_dgp.experiments.datasets import Split
 from pyro_dgp.gp import LatentDGP
 from pyro_dgp.infer import SNRPoint, SNRSweep
+from pyro_dgp.plots import pyplot
 
 __all__ = [
     "demo_figure",
@@ -25,13 +26,8 @@ __all__ = [
 
 
 def _pyplot():
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ImportError("Figures need Matplotlib: pip install 'pyro_dgp[plot]'.") from error
-    matplotlib.use("Agg", force=False)
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
+    plt.matplotlib.use("Agg", force=False)  # these figures go to files
     return plt
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyro_dgp.gp import LatentDGP, PredictiveMixture
 
-__all__ = ["LEVELS", "bound", "evaluate", "point_masses", "test_log_likelihood"]
+__all__ = ["LEVELS", "bound", "coverage", "evaluate", "point_masses", "test_log_likelihood"]
 
 # Numbers that one predictive distribution may hold: 2^23 doubles are 64 MiB.
 _CHUNK = 2**23
@@ -74,10 +74,18 @@ def evaluate(
         "rmse": torch.cat(squared).mean().sqrt().item(),
     }
     if y.dim() == 1:
-        distance = (torch.cat(pit) - 0.5).abs()
-        found["coverage"] = {str(p): (distance <= p / 2).double().mean().item() for p in LEVELS}
+        found["coverage"] = {str(p): share for p, share in coverage(torch.cat(pit)).items()}
         found["shapiro_wilk"] = float(np.median(shapiro_w))
     return found
+
+
+def coverage(pit: Tensor) -> dict[float, float]:
+    """Shares of the targets within central intervals, by the intervals' probabilities.
+
+    :param torch.Tensor pit: Predictive distribution functions at the targets, [N].
+    """
+    distance = (pit - 0.5).abs()
+    return {p: (distance <= p / 2).double().mean().item() for p in LEVELS}
 
 
 def point_masses(y: Tensor, least: float = 0.05) -> dict[str, float] | None:

@@ -14,7 +14,7 @@ from pyro.infer import ELBO, TraceMeanField_ELBO
 from pyro.optim import PyroOptim
 from torch import Tensor
 
-from pyro_dgp._checks import check_integer
+from pyro_dgp._checks import check_device, check_integer
 from pyro_dgp._files import write_json
 from pyro_dgp.experiments import datasets
 from pyro_dgp.experiments.metrics import bound, evaluate, point_masses
@@ -261,7 +261,7 @@ def load_data(config: RunConfig) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     :raises FileNotFoundError: If the data set is missing.
     """
     data = datasets.load(config.dataset, config.split)
-    _check_device(config.device)
+    check_device(config.device)
     dtype = getattr(torch, config.dtype)
     arrays = data.X_train, data.y_train, data.X_test, data.y_test
     return tuple(torch.as_tensor(a, dtype=dtype, device=config.device) for a in arrays)
@@ -370,15 +370,6 @@ def _record(config: RunConfig, dgp: LatentDGP, history: TrainingHistory) -> dict
             "pyro": pyro.__version__,
         },
     }
-
-
-def _check_device(device: str) -> None:
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(
-            f"device '{device}' cannot be used: {str(error).splitlines()[0]}"
-        ) from None
 
 
 def _thinned(history: TrainingHistory, window: int = 100) -> dict[str, list]:

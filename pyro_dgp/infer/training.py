@@ -124,12 +124,10 @@ def fit(
     guarded = _Guard(loss)
     svi = SVI(model, guide, optim, loss=loss.loss, loss_and_grads=guarded)
     batches = minibatches(data, batch_size, seed)
-    settings = {}
-    if checkpoint is not None:
-        settings = {
-            "batch_size": batch_size, "seed": seed, "num_rows": len(data[0]),
-            "data": _digest(data), "optim": _describe(optim), "loss": _describe_loss(loss),
-        }  # fmt: skip
+    settings = None if checkpoint is None else {
+        "batch_size": batch_size, "seed": seed, "num_rows": len(data[0]), "data": _digest(data),
+        "optim": _describe(optim), "loss": _describe_loss(loss),
+    }  # fmt: skip
     if checkpoint is not None and Path(checkpoint).exists():
         state = read_checkpoint(checkpoint)
         _check_fits(checkpoint, state["progress"], settings, num_steps)
@@ -234,8 +232,9 @@ def _digest(data: Sequence[Tensor]) -> str:
 
 
 def _describe_loss(loss: ELBO) -> str:
-    """Its class and its numbers."""
+    """Its class and its numbers, but one that losses of Pyro's own find out at their first use."""
     numbers = {k: v for k, v in vars(loss).items() if isinstance(v, int | float | str)}
+    numbers.pop("max_plate_nesting", None)
     return f"{type(loss).__name__} {dict(sorted(numbers.items()))}"
 
 

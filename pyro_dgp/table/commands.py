@@ -7,10 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
+from pyro_dgp import plots
+from pyro_dgp._files import written_whole
+
 __all__ = ["add_fit", "add_plot", "add_predict"]
 
 
 def add_fit(commands) -> None:
+    """Adds ``fit`` to the subparsers of ``argparse``."""
     fit = commands.add_parser(
         "fit",
         help="learn predictive densities from a table of one's own",
@@ -45,6 +49,7 @@ def add_fit(commands) -> None:
 
 
 def add_predict(commands) -> None:
+    """Adds ``predict``, likewise."""
     predict = commands.add_parser(
         "predict",
         help="predict the targets of new rows with a model of `pyro-dgp fit`",
@@ -63,6 +68,7 @@ def add_predict(commands) -> None:
 
 
 def add_plot(commands) -> None:
+    """Adds ``plot``, likewise."""
     plot = commands.add_parser(
         "plot",
         help="draw the predictive densities of a model of `pyro-dgp fit`",
@@ -147,7 +153,6 @@ def _predict(args: argparse.Namespace) -> int:
     model, columns = _loaded(args.model)
     table = read_table(args.table)
     X = columns.inputs(table)
-    compression = {".gz": "gzip"}.get(Path(args.output or "").suffix)
     mean, std = (v.reshape(len(X), -1) for v in model.predict(X, return_std=True))
     quantiles = np.asarray(model.predict_quantiles(X, args.quantiles)).reshape(
         len(X), len(args.quantiles), -1
@@ -164,16 +169,13 @@ def _predict(args: argparse.Namespace) -> int:
         with suppress(BrokenPipeError):
             found.to_csv(sys.stdout, index=False)
     else:
-        from pyro_dgp._files import written_whole
-
         with written_whole(Path(args.output)) as temporary:
-            found.to_csv(temporary, index=False, compression=compression)
+            found.to_csv(temporary, index=False)
         print(f"{len(found)} predictions  {args.output}")
     return 0
 
 
 def _plot(args: argparse.Namespace) -> int:
-    from pyro_dgp import plots
     from pyro_dgp.table.frames import read_table
 
     folder = Path(args.output)
@@ -184,7 +186,7 @@ def _plot(args: argparse.Namespace) -> int:
         raise ValueError("Pictures are of models of one target.")
     if args.rows < 1:
         raise ValueError(f"--rows must be at least 1: {args.rows}.")
-    plt = plots._pyplot()
+    plt = plots.pyplot()
     table = read_table(args.table)
     X, y = columns.inputs(table), columns.target_values(table)
     names = list(X.columns)
@@ -207,9 +209,7 @@ def _plot(args: argparse.Namespace) -> int:
     def named(curve):
         def draw(ax):
             curve(model, X, along, ax=ax)
-            ax.set_ylabel(
-                ax.get_ylabel().replace("y", target, 1) if curve in curves[2:] else target
-            )
+            ax.set_ylabel(ax.get_ylabel().replace("y", target, 1))
 
         return draw
 
@@ -250,9 +250,5 @@ def _strongest(model, X, names: list[str]) -> str:
     rows = np.tile(X.median().to_numpy(), (2 * len(names), 1))
     for i, name in enumerate(names):
         rows[2 * i : 2 * i + 2, X.columns.get_loc(name)] = X[name].quantile([0.05, 0.95])
-    medians = np.asarray(model.predict_quantiles(_frame_like(X, rows), [0.5]))[:, 0]
+    medians = np.asarray(model.predict_quantiles(plots.like(model, rows), [0.5]))[:, 0]
     return names[int(np.abs(np.diff(medians.reshape(-1, 2))).argmax())]
-
-
-def _frame_like(X, rows: np.ndarray):
-    return type(X)(rows, columns=X.columns)

@@ -60,9 +60,12 @@ def _read_csv(path: Path) -> pd.DataFrame:
         frame = pd.read_csv(path, **options)
     # The names as they stand in the file: pandas would tell equal ones apart by a number.
     names = pd.read_csv(path, header=None, nrows=1, dtype=str, **options).iloc[0]
+    names = names.fillna("").str.strip()
     if len(names) == len(frame.columns):
-        frame.columns = names.fillna("").tolist()
-    # A column without a name is the row numbers that pandas writes.
+        frame.columns = names.tolist()
+    if "" in frame.columns[1:]:
+        raise ValueError("a column other than the first has no name")
+    # A first column without a name is the row numbers that pandas writes.
     return frame.loc[:, frame.columns != ""]
 
 
@@ -89,7 +92,7 @@ class Columns:
         drop: Sequence[str] = (),
         impute: bool = False,
     ) -> "Columns":
-        """Looks at the rows that a model is fitted to.
+        """Looks at a table.
 
         Numbers and truth values are numeric, texts are categories.
 
@@ -224,7 +227,7 @@ def _numbers(frame: pd.DataFrame, name: str) -> pd.Series:
 def _texts(values: pd.Series) -> pd.Series:
     """As texts; whole numbers, which missing values turn into floats, without a point."""
     if pd.api.types.is_float_dtype(values):
-        return values.map("{:g}".format).astype(object)
+        return values.map("{:.15g}".format).astype(object)
     return values.astype(str).astype(object)
 
 

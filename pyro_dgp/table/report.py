@@ -1,9 +1,10 @@
 """How good predictive densities are on rows that training did not see, beside simpler ones."""
 
 import numpy as np
-from scipy.stats import norm
+import torch
 
-from pyro_dgp.experiments.metrics import LEVELS
+from pyro_dgp.experiments.metrics import coverage
+from pyro_dgp.gp import PredictiveMixture
 
 try:
     from sklearn.ensemble import HistGradientBoostingRegressor
@@ -43,19 +44,18 @@ def _model_scores(model, X, y) -> dict:
         "log_likelihood": float(model.log_density(X, y).mean()),
         "crps": float(model.crps(X, y).mean()),
         "rmse": _rmse(model.predict(X), y),
-        "coverage": _coverage(model.cdf(X, y)),
+        "coverage": coverage(torch.as_tensor(model.cdf(X, y))),
     }
 
 
 def _normal_scores(y_train, y) -> dict:
-    normal = norm(y_train.mean(), y_train.std())
-    z = (y - normal.mean()) / normal.std()
-    crps = normal.std() * (z * (2 * norm.cdf(z) - 1) + 2 * norm.pdf(z) - np.pi**-0.5)
+    loc, scale = (torch.full((1, len(y)), v) for v in (y_train.mean(), y_train.std()))
+    normal, target = PredictiveMixture(loc.double(), scale.double()), torch.as_tensor(y)
     return {
-        "log_likelihood": float(normal.logpdf(y).mean()),
-        "crps": float(crps.mean()),
-        "rmse": _rmse(normal.mean(), y),
-        "coverage": _coverage(normal.cdf(y)),
+        "log_likelihood": normal.log_prob(target).mean().item(),
+        "crps": normal.crps(target).mean().item(),
+        "rmse": _rmse(y_train.mean(), y),
+        "coverage": coverage(normal.cdf(target)),
     }
 
 
@@ -72,14 +72,9 @@ def _boosting_scores(X_train, y_train, X, y, seed: int) -> dict:
         "log_likelihood": None,
         "crps": float(2 * np.maximum(p * error, (p - 1) * error).mean()),
         "rmse": _rmse(predict(), y),
-        "coverage": _coverage(np.array(pit)),
+        "coverage": coverage(torch.tensor(pit)),
     }
 
 
 def _rmse(predicted, y) -> float:
     return float(np.sqrt(np.mean(np.square(predicted - y))))
-
-
-def _coverage(pit: np.ndarray) -> dict[float, float]:
-    """Shares of the targets within central intervals, by the intervals' probability."""
-    return {p: float((np.abs(pit - 0.5) <= p / 2).mean()) for p in LEVELS}

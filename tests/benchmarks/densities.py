@@ -14,9 +14,10 @@ import time
 from pathlib import Path
 
 import numpy as np
-from scipy.stats import norm
+import torch
 
 from pyro_dgp.experiments import datasets
+from pyro_dgp.gp import PredictiveMixture
 from pyro_dgp.sklearn import LatentDGPRegressor
 
 SETS = ("forest", "solar", "winered", "winewhite", "power", "pol")
@@ -43,11 +44,11 @@ def ngboost(data, seed):
         Y_val=data.y_train[held_out], early_stopping_rounds=50,
     )  # fmt: skip
     p = model.pred_dist(data.X_test)
-    z = (data.y_test - p.loc) / p.scale
-    crps = p.scale * (z * (2 * norm.cdf(z) - 1) + 2 * norm.pdf(z) - 1 / np.sqrt(np.pi))
+    normal = PredictiveMixture(torch.as_tensor(p.loc)[None], torch.as_tensor(p.scale)[None])
+    target = torch.as_tensor(data.y_test)
     return {
-        "crps": crps.mean(),
-        "log_likelihood": norm.logpdf(data.y_test, p.loc, p.scale).mean(),
+        "crps": normal.crps(target).mean().item(),
+        "log_likelihood": normal.log_prob(target).mean().item(),
         "rmse": np.sqrt(np.mean((p.loc - data.y_test) ** 2)),
         "steps": model.best_val_loss_itr or 2000,
     }

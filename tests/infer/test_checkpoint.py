@@ -7,6 +7,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 
 from pyro_dgp import DRegIWELBO, LatentDGP, NaturalGradient, fit
@@ -95,6 +96,18 @@ def test_plain_functions_and_lazy_guides(tmp_path):
     found = go(9, checkpoint=tmp_path / "c.pt")
     assert found.keys() == expected.keys()
     assert all(found[name].equal(expected[name]) for name in expected)
+
+
+def test_a_loss_that_has_been_used_is_the_same_loss(tmp_path):
+    dgp, loss = new_model(), Trace_ELBO()
+    for num_steps in (2, 4):
+        history = fit(
+            dgp.model, dgp.guide, loss, (X, Y), num_steps=num_steps, batch_size=8, progress=False,
+            checkpoint=tmp_path / "c.pt",
+        )  # fmt: skip
+    assert len(history.losses) == 4
+    with pytest.raises(ValueError, match="made with loss=Trace_ELBO"):
+        train(new_model(), 5, None, checkpoint=tmp_path / "c.pt", seed=0)
 
 
 def test_ctrl_c_ends_after_the_step_and_saves(tmp_path):

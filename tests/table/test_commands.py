@@ -41,8 +41,10 @@ def test_predict(fitted, capsys, tmp_path):
     new = table(5).drop(columns="price")[["city", "size"]]
     new.to_csv(tmp_path / "new.csv", index=False)
     command = ["predict", str(fitted / "houses.pt"), str(tmp_path / "new.csv")]
-    assert main([*command, "--quantiles", "0.1", "0.9", "--output", str(tmp_path / "p.csv")]) == 0
-    found = pd.read_csv(tmp_path / "p.csv")
+    assert (
+        main([*command, "--quantiles", "0.1", "0.9", "--output", str(tmp_path / "p.csv.gz")]) == 0
+    )
+    found = pd.read_csv(tmp_path / "p.csv.gz")
     assert list(found) == ["price_mean", "price_std", "price_q0.1", "price_q0.9"]
     assert len(found) == 5
     assert (found["price_q0.1"] < found["price_q0.9"]).all()

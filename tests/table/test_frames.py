@@ -45,9 +45,9 @@ def test_missing_values():
     # A missing truth value leaves objects, a missing number among texts' numbers floats.
     new = frame.assign(garden=[True, None, False, True])
     assert columns.inputs(new)["garden"].tolist() == [1, 0.5, 0, 1]
-    codes = Columns.of(FRAME.assign(city=["1", "2", "2", "x"]), ["price"], impute=True)
-    again = codes.inputs(FRAME.assign(city=[1.0, 2.0, np.nan, 2.0]))
-    assert again["city_1"].tolist() == [1, 0, 0, 0]
+    codes = Columns.of(FRAME.assign(city=["1234567", "2", "2", "x"]), ["price"], impute=True)
+    again = codes.inputs(FRAME.assign(city=[1234567.0, 2.0, np.nan, 2.0]))
+    assert again["city_1234567"].tolist() == [1, 0, 0, 0]
     assert again["city_2"].tolist() == [0, 1, 1, 1]
     with pytest.raises(ValueError, match="named twice"):
         Columns.of(FRAME, ["price"], drop=["price"])
@@ -95,6 +95,7 @@ def test_files(tmp_path):
     for name in ("t.csv.gz", "t.parquet"):
         pd.testing.assert_frame_equal(read_table(tmp_path / name), FRAME)
     (tmp_path / "twice.csv").write_text("a,a\n1,2\n")
+    (tmp_path / "nameless.csv").write_text("a,,y\n1,2,3\n")
     (tmp_path / "longer.csv").write_text("a,y\n1,2,3\n4,5,6\n")
     FRAME.to_csv(tmp_path / "numbered.csv")
     assert list(read_table(tmp_path / "numbered.csv")) == list(FRAME)
@@ -105,6 +106,7 @@ def test_files(tmp_path):
         ("twice.csv", "several columns called 'a'"),
         ("head.csv", "has no rows"),
         ("longer.csv", "Length of header or names does not match"),
+        ("nameless.csv", "a column other than the first has no name"),
         ("empty.csv", "cannot be read as a CSV file"),
         ("other.parquet", "cannot be read as a Parquet file"),
         (".", "is a folder"),
