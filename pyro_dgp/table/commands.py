@@ -88,8 +88,9 @@ def add_plot(commands) -> None:
 
 
 def _fit(args: argparse.Namespace) -> int:
+    # The tables first: what they need brings all the rest.
+    from pyro_dgp.table.frames import Columns, read_table  # isort: split
     from pyro_dgp.sklearn import LatentDGPRegressor
-    from pyro_dgp.table.frames import Columns, read_table
     from pyro_dgp.table.report import report
 
     if not 0 <= args.test_fraction < 1:
@@ -143,9 +144,8 @@ def _print_report(scores: dict[str, dict], num_rows: int) -> None:
 
 
 def _predict(args: argparse.Namespace) -> int:
+    from pyro_dgp.table.frames import read_table  # isort: split
     import pandas as pd
-
-    from pyro_dgp.table.frames import read_table
 
     for p in args.quantiles:
         if not 0 < p < 1:
@@ -234,8 +234,8 @@ def _plot(args: argparse.Namespace) -> int:
 
 
 def _loaded(path: str):
+    from pyro_dgp.table.frames import Columns  # isort: split
     from pyro_dgp.sklearn import LatentDGPRegressor
-    from pyro_dgp.table.frames import Columns
 
     model = LatentDGPRegressor.load(path, device="cpu")
     if "columns" not in model.extra_:

@@ -1,5 +1,7 @@
 """fit, predict and plot, as someone with a CSV file types them."""
 
+import sys
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -94,3 +96,21 @@ def test_errors_are_one_line(fitted, capsys, monkeypatch, arguments, match):
     error = capsys.readouterr().err
     assert match in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["fit", "houses.csv", "--target", "price"],
+        ["predict", "houses.pt", "houses.csv"],
+        ["plot", "houses.pt", "houses.csv"],
+    ],
+)
+@pytest.mark.parametrize("missing", ["pandas", "sklearn.preprocessing"])
+def test_packages_that_are_missing(fitted, capsys, monkeypatch, arguments, missing):
+    monkeypatch.chdir(fitted)
+    monkeypatch.setitem(sys.modules, missing, None)
+    for name in ("pyro_dgp.sklearn", "pyro_dgp.table.frames", "pyro_dgp.table.report"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    assert main(arguments) == 2
+    assert "pip install 'pyro_dgp[table]'" in capsys.readouterr().err
