@@ -341,6 +341,11 @@ def _add_reproduce(commands) -> None:
         ("--jobs", int, False, "runs at a time; -1 for one a core (table1, figures 4 and 6)"),
     ):
         reproduce.add_argument(option, type=kind, nargs="+" if many else None, help=text)
+    reproduce.add_argument(
+        "--schedule",
+        choices=("steps", "cosine"),
+        help="of the learning rate: the paper's (default), or half a cosine, for few steps",
+    )
     reproduce.add_argument("--dtype", choices=("float32", "float64"), help="default float64")
     reproduce.add_argument(
         "--published",

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pyro
-import pyro.optim
 import torch
 
 from pyro_dgp import __version__
@@ -21,6 +20,7 @@ from pyro_dgp.gp import LatentDGP, PredictiveMixture
 from pyro_dgp.infer import DRegIWELBO, TrainingHistory, fit
 from pyro_dgp.infer.callbacks import EarlyStopping
 from pyro_dgp.infer.random_state import untouched_random_state
+from pyro_dgp.infer.training import annealed_adam
 
 try:
     from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
@@ -171,7 +171,7 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
                 (X_[train], y_[train]),
                 num_steps=self.num_steps,
                 batch_size=self.batch_size,
-                optim=_annealed_adam(self.lr, self.num_steps),
+                optim=annealed_adam(self.lr, self.num_steps),
                 seed=seed,
                 progress=self.verbose,
                 callback=stopping if held_out else None,
@@ -448,14 +448,6 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
     def _column(self, values: np.ndarray) -> np.ndarray:
         return values[:, None] if self._one_column else values
-
-
-def _annealed_adam(lr: float, num_steps: int) -> pyro.optim.PyroOptim:
-    # The first gradients, of a narrow q(u) and a small noise variance, are thousands of times the
-    # later ones. Squares remembered for 1000 steps, as is usual, would hold the parameters back.
-    adam = {"lr": lr, "betas": (0.9, 0.99)}
-    arguments = {"optimizer": torch.optim.Adam, "optim_args": adam, "T_max": num_steps}
-    return pyro.optim.CosineAnnealingLR(arguments)
 
 
 def _fitted_scaler(name: str, values: np.ndarray) -> StandardScaler:

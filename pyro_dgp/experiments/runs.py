@@ -28,7 +28,7 @@ from pyro_dgp.infer import (
     TrainingHistory,
     fit,
 )
-from pyro_dgp.infer.training import paper_optimizer
+from pyro_dgp.infer.training import annealed_adam, paper_optimizer
 
 __all__ = [
     "LOSSES",
@@ -71,6 +71,8 @@ class RunConfig:
         paper; 0 for Adam there, too.
     :param float lr_decay: Factor of both every ``lr_decay_steps`` steps.
     :param int lr_decay_steps: See ``lr_decay``.
+    :param str schedule: "steps", the paper's, with ``lr_decay``; or "cosine", for few steps, see
+        :func:`~pyro_dgp.infer.training.annealed_adam`.
     :param str encoder_optimizer: "adam" or "sgd", with the same learning rate.
     :param float encoder_clip_norm: Largest norm of the gradient of one of its parameters; 0
         for any.
@@ -99,6 +101,7 @@ class RunConfig:
     natural_lr: float = 0.0
     lr_decay: float = 0.98
     lr_decay_steps: int = 1000
+    schedule: str = "steps"
     encoder_optimizer: str = "adam"
     encoder_clip_norm: float = 0.0
     encoder_batch_size: int = 0
@@ -126,10 +129,16 @@ class RunConfig:
         for name, value, choices in (
             ("loss", self.loss, LOSSES),
             ("dtype", self.dtype, ("float32", "float64")),
+            ("schedule", self.schedule, ("steps", "cosine")),
             ("encoder_optimizer", self.encoder_optimizer, ("adam", "sgd")),
         ):
             if value not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, not '{value}'.")
+        if self.schedule == "cosine" and self._own_encoder_options:
+            raise ValueError(
+                "schedule 'cosine' is for Adam alone: leave out encoder_optimizer and "
+                "encoder_clip_norm."
+            )
 
     @property
     def name(self) -> str:
@@ -157,8 +166,14 @@ class RunConfig:
             dgp.layers[-1], adam, self.natural_lr, self.lr_decay, self.lr_decay_steps
         )
 
+    @property
+    def _own_encoder_options(self) -> bool:
+        return self.encoder_optimizer != "adam" or bool(self.encoder_clip_norm)
+
     def _adam(self) -> PyroOptim:
-        if self.encoder_optimizer == "adam" and not self.encoder_clip_norm:
+        if self.schedule == "cosine":
+            return annealed_adam(self.lr, self.num_steps)
+        if not self._own_encoder_options:
             return paper_optimizer(self.lr, self.lr_decay, self.lr_decay_steps)
 
         def arguments(name: str) -> dict:

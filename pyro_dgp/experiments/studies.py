@@ -27,6 +27,7 @@ class Size:
     :param tuple layers: Depths of the models.
     :param int steps: Training steps of each model, with DReG.
     :param float lr: Adam's initial learning rate; None for the data set's own.
+    :param str schedule: "steps" or "cosine"; None for the data set's own.
     :param int train_K: Importance samples in training.
     :param int points: Training points to average over.
     :param int draws: Gradients per estimate.
@@ -43,6 +44,7 @@ class Size:
     layers: tuple[int, ...] = (2,)
     steps: int = 2000
     lr: float | None = None
+    schedule: str | None = None
     train_K: int = 10
     points: int = 10
     draws: int = 1000
@@ -85,8 +87,9 @@ class Size:
             config = demo_config(self.steps, num_layers, self.train_K)
         else:
             config = RunConfig(dataset, K=self.train_K, num_layers=num_layers, num_steps=self.steps)
-        lr = config.lr if self.lr is None else self.lr
-        return replace(config, dataset=dataset, seed=seed or None, dtype=self.dtype, lr=lr)
+        own = {"lr": self.lr, "schedule": self.schedule}
+        own = {name: value for name, value in own.items() if value is not None}
+        return replace(config, dataset=dataset, seed=seed or None, dtype=self.dtype, **own)
 
 
 def demo_config(num_steps: int, num_layers: int = 2, K: int = 10, lr: float = 0.02) -> RunConfig:

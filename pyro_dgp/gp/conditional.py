@@ -124,7 +124,7 @@ class _QuadraticForms(torch.autograd.Function):
             CA = _products(A, C)
         grad_A = grad_C = None
         if ctx.needs_input_grad[0]:
-            grad_A = 2 * (grad.unsqueeze(-2) @ CA).squeeze(-2)
+            grad_A = ((2 * grad).unsqueeze(-2) @ CA).squeeze(-2)
         if ctx.needs_input_grad[1]:
             weighted = (grad.unsqueeze(-1) * A.unsqueeze(-2)).reshape(len(A), len(C) * A.shape[-1])
             grad_C = (A.mT @ weighted).reshape(C.shape[-1], *C.shape[:2]).transpose(0, 1)

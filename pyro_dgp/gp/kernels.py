@@ -1,7 +1,8 @@
 r"""The RBF kernel with its squared distances in one matrix product.
 
 .. math::
-    -\tfrac12 \|x - z\|^2 = [x,\; -\tfrac12 \|x\|^2,\; 1]^\top [z,\; 1,\; -\tfrac12 \|z\|^2]
+    \log k(x, z) = -\tfrac12 \|x - z\|^2 + \log \sigma^2
+      = [x,\; -\tfrac12 \|x\|^2,\; 1]^\top [z,\; 1,\; -\tfrac12 \|z\|^2 + \log \sigma^2]
 
 for inputs in units of the lengthscales.
 """
@@ -9,7 +10,6 @@ for inputs in units of the lengthscales.
 import pyro.contrib.gp.kernels
 import torch
 from torch import Tensor
-from torch.nn.functional import hardtanh_
 
 __all__ = ["RBF"]
 
@@ -33,9 +33,9 @@ class RBF(pyro.contrib.gp.kernels.RBF):
         x, z = x - shift, z - shift
         x2, z2 = (-0.5 * v.square().sum(-1, keepdim=True) for v in (x, z))
         left = torch.cat([x, x2, torch.ones_like(x2)], -1)
-        right = torch.cat([z, torch.ones_like(z2), z2], -1)
-        # Rounding must not make a distance negative: far away, its exponential would overflow.
-        return self.variance * hardtanh_(left @ right.mT, -torch.inf, 0.0).exp()
+        log_variance = self.variance.log()
+        right = torch.cat([z, torch.ones_like(z2), z2 + log_variance], -1)
+        return _ExpOfProduct.apply(left, right, log_variance.detach())
 
     def _scaled(self, X: Tensor) -> Tensor:
         if X.dim() == 2 and X.shape[-1] <= max(self.active_dims):
@@ -46,3 +46,28 @@ class RBF(pyro.contrib.gp.kernels.RBF):
         if X.dim() != 2 or self.active_dims != list(range(X.shape[-1])):
             X = self._slice_input(X)
         return X / self.lengthscale
+
+
+class _ExpOfProduct(torch.autograd.Function):
+    """exp(min(left right^T, largest)) in one array, which the derivatives reuse.
+
+    Rounding must not make a distance negative: far away, its exponential would overflow.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(left: Tensor, right: Tensor, largest: Tensor) -> Tensor:
+        return (left @ right.mT).clamp_(max=largest).exp_()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        left, right, _ = inputs
+        ctx.save_for_backward(left, right, output)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        left, right, k = ctx.saved_tensors
+        slope = grad * k
+        wanted = ctx.needs_input_grad
+        return slope @ right if wanted[0] else None, slope.mT @ left if wanted[1] else None, None

@@ -1,29 +1,37 @@
 """A training step of a latent deep GP: REG, DReG, VI, GPyTorch's DeepGP and matrix products alone.
 
-python -m tests.benchmarks.dgp_steps                 the paper's size, float64 and float32
-python -m tests.benchmarks.dgp_steps --grid out.csv  depths 1-4, K 1-200, B 64 and 512, D 4-26
+python -m tests.benchmarks.dgp_steps                 the paper's size and depth 4, both dtypes
+python -m tests.benchmarks.dgp_steps grid out.csv    depths 1-4, K 1-200, B 64 and 512, D 4-26
+python -m tests.benchmarks.dgp_steps figure out.csv  draws the grid to out.png
+python -m tests.benchmarks.dgp_steps profile         where a step's time goes
 
 GPyTorch's model has the same hidden layers (GPs, inducing inputs, mixing) and as many samples, but
 no latent input. The floor is the time of the products that no way around is known for: for each
 layer of R GPs with M inducing inputs, and n = K B rows, L^-1 k (M M n), C a (R M M n), and as much
-again for each of their two derivatives where both are needed.
+again for each of their two derivatives where both are needed. A grid goes on where it stopped.
 """
 
 import argparse
 import csv
 import itertools
-import resource
-import sys
-import time
-from statistics import median
+from pathlib import Path
+from statistics import mean, median
 
 import pyro
 import torch
 from pyro.infer import SVI, TraceMeanField_ELBO
+from torch.profiler import ProfilerActivity, profile
 
 from pyro_dgp import DRegIWELBO, LatentDGP, PartiallyCollapsedIWELBO
+from tests.benchmarks.measure import in_turn, paired, peak_memory
 
 M = 128
+DTYPES = (torch.float64, torch.float32)
+PAPER = [(12, 2, 50, 64, t) for t in DTYPES]
+DEEP = [(12, 4, 50, 64, t) for t in DTYPES]
+GRID = list(itertools.product((4, 12, 26), (1, 2, 3, 4), (1, 10, 50, 200), (64, 512), DTYPES))
+# Rows above which a step takes seconds and its noise is small: two rounds do.
+MANY_ROWS = 20_000
 
 
 def pyro_step(X, y, num_layers, loss):
@@ -109,7 +117,7 @@ def floor_step(X, num_layers, n):
     return step
 
 
-def measure(D, num_layers, K, B, dtype, num_rounds):
+def programs(D, num_layers, K, B, dtype):
     torch.manual_seed(0)
     X, y = torch.randn(1000, D, dtype=dtype), torch.randn(1000, dtype=dtype)
     steps = {
@@ -119,42 +127,123 @@ def measure(D, num_layers, K, B, dtype, num_rounds):
         "GPyTorch": gpytorch_step(X, y, num_layers, K),
         "floor": floor_step(X, num_layers, K * B),
     }
-    times = {name: [] for name, step in steps.items() if step is not None}
-    for _ in range(num_rounds + 1):
-        for name, seconds in times.items():  # in turn: noise is large
-            batch = torch.randint(len(X), (B,))
-            start = time.perf_counter()
-            steps[name](batch)
-            seconds.append(time.perf_counter() - start)
+    batch = torch.randperm(len(X))[:B]
+    return {n: lambda step=s: step(batch) for n, s in steps.items() if s is not None}
+
+
+def measure(D, num_layers, K, B, dtype, num_rounds):
+    steps = programs(D, num_layers, K, B, dtype)
+    times = in_turn(steps, num_rounds if K * B <= MANY_ROWS else 2)
     row = {"D": D, "layers": num_layers, "K": K, "B": B, "dtype": str(dtype).split(".")[-1]}
-    row |= {f"{name} ms": round(1e3 * median(s[1:]), 1) for name, s in times.items()}
-    paired = {
-        f"DReG / {other}": round(
-            median(a / b for a, b in zip(times["DReG"][1:], times[other][1:], strict=True)), 2
-        )
+    row |= {f"{name} ms": round(1e3 * median(s), 1) for name, s in times.items()}
+    row |= {
+        f"DReG / {other}": round(paired(times["DReG"], times[other]), 2)
         for other in times
         if other != "DReG"
     }
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-    return row | paired | {"peak MiB so far": peak}
+    peaks = {name: peak_memory(steps[name]) for name in ("DReG", "GPyTorch") if name in steps}
+    return row | {f"{name} MiB": None if p is None else round(p) for name, p in peaks.items()}
+
+
+def markdown(rows):
+    print("| " + " | ".join(rows[0]) + " |\n|" + "---|" * len(rows[0]))
+    for row in rows:
+        print("| " + " | ".join(str(value) for value in row.values()) + " |")
+
+
+def grid(path, num_rounds):
+    rows = list(csv.DictReader(path.open())) if path.exists() else []
+    for case in GRID[len(rows) :]:
+        row = measure(*case, num_rounds)
+        rows.append(row)
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(row))
+            writer.writeheader()
+            writer.writerows(rows)
+        print(row, flush=True)
+
+
+def grid_figure(path):
+    import matplotlib.pyplot as plt
+
+    rows = list(csv.DictReader(path.open()))
+    figure, axes = plt.subplots(2, 2, figsize=(10, 7), sharex=True, sharey="row")
+    for column, dtype in enumerate(("float64", "float32")):
+        for line, other in enumerate(("GPyTorch", "floor")):
+            ax = axes[line, column]
+            for layers, colour in zip("1234", plt.cm.viridis((0.0, 0.3, 0.6, 0.9)), strict=True):
+                some = [r for r in rows if r["dtype"] == dtype and r["layers"] == layers]
+                points = sorted(
+                    (int(r["K"]) * int(r["B"]), float(r[f"DReG / {other}"])) for r in some
+                )
+                by_size = {n: [v for m, v in points if m == n] for n, _ in points}
+                ax.plot(*zip(*points, strict=True), "o", ms=3, alpha=0.5, color=colour)
+                ax.plot(
+                    list(by_size), [median(v) for v in by_size.values()], color=colour,
+                    label=f"{layers} layer" + "s" * (layers != "1"),
+                )  # fmt: skip
+            ax.set(xscale="log", yscale="log", title=f"DReG step / {other}, {dtype}")
+            ax.axhline(1.0, color="grey", lw=0.8)
+            ax.grid(alpha=0.3)
+    for ax in axes[1]:
+        ax.set_xlabel("rows, K B")
+    for ax in axes[:, 0]:
+        ax.set_ylabel("ratio of times")
+    axes[0, 0].legend()
+    figure.tight_layout()
+    figure.savefig(path.with_suffix(".png"), dpi=120)
+
+
+def kind(name):
+    """What a profiler's event is counted as."""
+    if name in ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"):
+        return "matrix products"
+    if "cholesky" in name or "triangular" in name or "solve" in name:
+        return "factors of kernel matrices"
+    return "other tensor operations" if name.startswith("aten::") else None
+
+
+def where_time_goes(D, num_layers, K, B, dtype, num_rounds):
+    """Milliseconds of a DReG step by kind, the profiler's own cost being in the last.
+
+    On one thread, for the times of operations to add up.
+    """
+    torch.set_num_threads(1)
+    step = programs(D, num_layers, K, B, dtype)["DReG"]
+    in_turn({"step": step}, 3)
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        whole = 1e3 * mean(in_turn({"step": step}, num_rounds, 0)["step"])
+    found = {"optimiser": 0.0}
+    for event in profiler.key_averages():
+        if event.key.startswith("Optimizer.step"):
+            found["optimiser"] += event.cpu_time_total
+        elif kind(event.key):
+            found[kind(event.key)] = found.get(kind(event.key), 0.0) + event.self_cpu_time_total
+    found = {name: us / 1e3 / num_rounds for name, us in found.items()}
+    # The optimiser's operations are in both.
+    found["other tensor operations"] -= found["optimiser"]
+    found["Python, Pyro, autograd"] = whole - sum(found.values())
+    row = {"D": D, "layers": num_layers, "K": K, "B": B, "dtype": str(dtype).split(".")[-1]}
+    return row | {"ms": round(whole, 1)} | {f"{k}, ms": round(v, 1) for k, v in found.items()}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    choices = ("steps", "grid", "figure", "profile")
+    parser.add_argument("what", nargs="?", choices=choices, default="steps")
+    parser.add_argument("path", nargs="?", type=Path, help="of the grid's CSV file")
+    parser.add_argument("--rounds", type=int, default=15)
+    options = parser.parse_args()
+    if options.what in ("grid", "figure") and options.path is None:
+        parser.error("name the grid's CSV file")
+    if options.what == "grid":
+        grid(options.path, options.rounds)
+    elif options.what == "figure":
+        grid_figure(options.path)
+    else:
+        function = measure if options.what == "steps" else where_time_goes
+        markdown([function(*case, options.rounds) for case in PAPER + DEEP])
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--grid", metavar="FILE")
-    parser.add_argument("--rounds", type=int, default=15)
-    options = parser.parse_args()
-    cases = [(12, 2, 50, 64, t) for t in (torch.float64, torch.float32)]
-    if options.grid:
-        cases = itertools.product(
-            (4, 12, 26), (1, 2, 3, 4), (1, 10, 50, 200), (64, 512), (torch.float64, torch.float32)
-        )
-    file = open(options.grid, "w", newline="") if options.grid else sys.stdout  # noqa: SIM115
-    writer = None
-    for case in cases:
-        row = measure(*case, options.rounds)
-        if writer is None:
-            writer = csv.DictWriter(file, list(row))
-            writer.writeheader()
-        writer.writerow(row)
-        file.flush()
+    main()

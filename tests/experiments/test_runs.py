@@ -149,6 +149,20 @@ def test_options_for_the_encoder():
             assert moved == pytest.approx(0.1, rel=1e-3)
 
 
+def test_the_learning_rate_may_fall_along_a_cosine():
+    config = RunConfig("solar", K=2, num_steps=0, num_test_samples=10, lr=0.1, schedule="cosine")
+    before, _ = train(config, progress=False)
+    after, _ = train(replace(config, num_steps=2), progress=False)
+    # Steps of 0.1 and, half way, 0.05: the first gradients of the noise variance are alike.
+    name = "variance_unconstrained"
+    moved = getattr(after.likelihood, name) - getattr(before.likelihood, name)
+    assert moved.item() == pytest.approx(0.15, rel=0.01)
+    with pytest.raises(ValueError, match="schedule 'cosine' is for Adam alone"):
+        replace(config, encoder_optimizer="sgd")
+    with pytest.raises(ValueError, match="schedule must be one of steps, cosine, not 'other'"):
+        replace(config, schedule="other")
+
+
 def test_one_model_for_two_evaluations(tmp_path):
     config = RunConfig("solar", K=2, num_steps=2, num_test_samples=10)
     run(config, tmp_path, progress=False)

@@ -56,3 +56,21 @@ def test_far_inputs_are_unrelated():
         K = RBF(1, torch.tensor(2.0, dtype=torch.float32))(X)
     assert K.isfinite().all()
     assert K[0, 1] == K[0, 2] == 0
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_first_and_second_derivatives(same):
+    kernel = RBF(2, torch.tensor(1.7), torch.tensor([0.8, 1.3]))
+    for name in ("variance", "lengthscale"):
+        delattr(kernel, f"{name}_unconstrained")
+
+    def values(X, Z, variance, lengthscale):
+        kernel.__dict__.update(variance=variance, lengthscale=lengthscale)
+        return kernel(X) if same else kernel(X, Z)
+
+    inputs = [torch.randn(4, 2), torch.randn(3, 2), torch.tensor(1.7), torch.tensor([0.8, 1.3])]
+    inputs = [value.requires_grad_() for value in inputs]
+    if same:
+        values(*inputs)
+    assert torch.autograd.gradcheck(values, inputs)
+    assert torch.autograd.gradgradcheck(values, inputs)
