@@ -8,16 +8,36 @@ import torch
 TUTORIALS = Path(__file__).parents[1] / "tutorials"
 
 
+def test_first_steps(tmp_path):
+    tutorial = runpy.run_path(str(TUTORIALS / "first_steps.py"))
+    dgp, log_density = tutorial["main"](60, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
+    # After so few steps it knows at least the scale of the targets.
+    assert -1.6 < log_density < -1.0
+    assert dgp.name == "dgp" or dgp.name.startswith("dgp_")
+
+
+def test_choosing_K(tmp_path):
+    tutorial = runpy.run_path(str(TUTORIALS / "choosing_K.py"))
+    sweep, along, seconds = tutorial["main"](50, 60, (1, 30), 2, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
+    assert len(sweep.points) == 4
+    assert list(along) == [1, 2, 10, 25, 50]
+    assert list(seconds) == [1, 30]
+
+
 def test_poisson_regression():
-    """A deep GP as part of a larger model, beside an ordinary regression term."""
+    """A deep GP as part of a larger model, beside ordinary and hierarchical regression terms."""
     tutorial = runpy.run_path(str(TUTORIALS / "poisson_regression.py"))
-    regression, error, correlation = tutorial["main"](300)
-    assert error < 0.15
+    regression, beta_error, b_error, correlation = tutorial["main"](300)
+    assert beta_error < 0.15
+    assert b_error < 0.3
     assert correlation > 0.9
-    X, W, y, _, _ = tutorial["simulate"](5)
-    trace = poutine.trace(regression.model).get_trace(X, W, y)
+    data, _ = tutorial["simulate"](5)
+    trace = poutine.trace(regression.model).get_trace(*data)
     assert trace.nodes["y"]["is_observed"]
     assert trace.nodes["beta"]["value"].shape == (2,)
+    assert trace.nodes["b"]["value"].shape == (8,)
 
 
 def test_poisson_regression_integrates_the_function():

@@ -2,15 +2,17 @@
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from pyro_dgp._checks import check_integer
+from pyro_dgp.infer.snr_sweep import SNRPoint, SNRSweep
 
-__all__ = ["EarlyStopping", "tensorboard"]
+__all__ = ["EarlyStopping", "SNRAlongTraining", "tensorboard"]
 
 
 def tensorboard(folder: str | Path, every: int = 10) -> Callable[[int, float], None]:
@@ -90,3 +92,34 @@ class EarlyStopping:
     def load_state_dict(self, state: dict) -> None:
         """Goes on from a :meth:`state_dict`."""
         self.steps, self.scores, self._best = state["steps"], state["scores"], state["best"]
+
+
+class SNRAlongTraining:
+    """Keeps signal-to-noise ratios of the gradient after some of the steps, in :attr:`sweeps`.
+
+    ``fit(..., callback=SNRAlongTraining(measure, [10, 100, 1000]))``; draw them with
+    :func:`~pyro_dgp.plots.snr_along_training`. Training is not disturbed: a profile leaves the
+    random state and the parameters as they are.
+
+    :param measure: Called without arguments, for instance a call of
+        :func:`~pyro_dgp.infer.snr_sweep` with data that stay the same.
+    :param steps: Numbers of steps done, from 1 on, after which to measure.
+    """
+
+    def __init__(self, measure: Callable[[], SNRSweep], steps: Iterable[int]) -> None:
+        self.measure = measure
+        self.steps = frozenset(check_integer("steps", step, 1) for step in steps)
+        #: :class:`~pyro_dgp.infer.SNRSweep` by the number of steps done.
+        self.sweeps: dict[int, SNRSweep] = {}
+
+    def __call__(self, step: int, loss: float) -> None:
+        if step + 1 in self.steps:
+            self.sweeps[step + 1] = self.measure()
+
+    def state_dict(self) -> dict:
+        """For :meth:`load_state_dict`."""
+        return {step: [asdict(p) for p in sweep.points] for step, sweep in self.sweeps.items()}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Goes on from a :meth:`state_dict`."""
+        self.sweeps = {step: SNRSweep([SNRPoint(**p) for p in ps]) for step, ps in state.items()}

@@ -7,8 +7,9 @@ import pytest
 import torch
 from pyro.infer import Trace_ELBO
 
-from pyro_dgp.infer import fit
-from pyro_dgp.infer.callbacks import EarlyStopping, tensorboard
+from pyro_dgp import DRegIWELBO
+from pyro_dgp.infer import fit, snr_sweep
+from pyro_dgp.infer.callbacks import EarlyStopping, SNRAlongTraining, tensorboard
 
 
 def test_tensorboard(tmp_path):
@@ -77,3 +78,42 @@ def test_a_callback_ends_training_and_is_resumed(tmp_path):
     assert len(history.losses) == 4
     assert callback.scores == [3.0, 2.0, 4.0, 5.0]
     assert go(9, None).losses == history.losses
+
+
+def test_signal_to_noise_ratios_along_training(tmp_path):
+    """They come at the steps asked for, change nothing, and are in the checkpoint."""
+    X = torch.randn(20, 1)
+
+    def model(x):
+        with pyro.plate("data", len(x)):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            pyro.sample("x", dist.Normal(z, 1.0), obs=x[:, 0])
+
+    def guide(x):
+        slope = pyro.param("slope", torch.tensor(0.1))
+        with pyro.plate("data", len(x)):
+            pyro.sample("z", dist.Normal(slope * x[:, 0], 1.0))
+
+    def measure():
+        estimators = {"DReG": DRegIWELBO}
+        return snr_sweep(model, guide, (X,), estimators, (2,), num_draws=20, progress=False)
+
+    def go(num_steps, callback, **options):
+        pyro.clear_param_store()
+        pyro.set_rng_seed(0)
+        return fit(
+            model, guide, DRegIWELBO(K=2), (X,), num_steps=num_steps, batch_size=5, progress=False,
+            callback=callback, **options,
+        ).losses  # fmt: skip
+
+    alone = go(6, None)
+    callback = SNRAlongTraining(measure, [2, 5])
+    assert go(6, callback) == alone
+    assert list(callback.sweeps) == [2, 5]
+    assert callback.sweeps[2].points[0].snr != callback.sweeps[5].points[0].snr
+    resumed = SNRAlongTraining(measure, [2, 5])
+    go(3, SNRAlongTraining(measure, [2, 5]), checkpoint=tmp_path / "c.pt")
+    assert go(6, resumed, checkpoint=tmp_path / "c.pt") == alone
+    assert resumed.sweeps == callback.sweeps
+    with pytest.raises(ValueError, match="steps must be at least 1"):
+        SNRAlongTraining(measure, [0])
