@@ -151,9 +151,12 @@ def markdown(rows):
         print("| " + " | ".join(str(value) for value in row.values()) + " |")
 
 
-def grid(path, num_rounds):
-    rows = list(csv.DictReader(path.open())) if path.exists() else []
-    for case in GRID[len(rows) :]:
+def grid(path, cases, num_rounds):
+    rows = []
+    if path.exists():
+        with path.open() as file:
+            rows = list(csv.DictReader(file))
+    for case in cases[len(rows) :]:
         row = measure(*case, num_rounds)
         rows.append(row)
         with path.open("w", newline="") as file:
@@ -166,11 +169,14 @@ def grid(path, num_rounds):
 def grid_figure(path):
     import matplotlib.pyplot as plt
 
-    rows = list(csv.DictReader(path.open()))
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
     figure, axes = plt.subplots(2, 2, figsize=(10, 7), sharex=True, sharey="row")
     for column, dtype in enumerate(("float64", "float32")):
         for line, other in enumerate(("GPyTorch", "floor")):
             ax = axes[line, column]
+            if f"DReG / {other}" not in rows[0]:
+                continue
             for layers, colour in zip("1234", plt.cm.viridis((0.0, 0.3, 0.6, 0.9)), strict=True):
                 some = [r for r in rows if r["dtype"] == dtype and r["layers"] == layers]
                 points = sorted(
@@ -192,6 +198,7 @@ def grid_figure(path):
     axes[0, 0].legend()
     figure.tight_layout()
     figure.savefig(path.with_suffix(".png"), dpi=120)
+    plt.close(figure)
 
 
 def kind(name):
@@ -237,7 +244,7 @@ def main():
     if options.what in ("grid", "figure") and options.path is None:
         parser.error("name the grid's CSV file")
     if options.what == "grid":
-        grid(options.path, options.rounds)
+        grid(options.path, GRID, options.rounds)
     elif options.what == "figure":
         grid_figure(options.path)
     else:

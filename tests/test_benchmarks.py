@@ -1,0 +1,57 @@
+"""Benchmarks at the smallest size: that they run, not how fast anything is."""
+
+import csv
+
+import pytest
+import torch
+
+from tests.benchmarks import dgp_scaling, dgp_steps, measure
+
+# GPyTorch's, on import.
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+
+CASES = [(4, layers, 2, 8, dtype) for dtype in dgp_steps.DTYPES for layers in (1, 2)]
+
+
+def test_a_grid_goes_on_where_it_stopped(tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "grid.csv"
+    dgp_steps.grid(path, CASES[:1], 1)
+    with path.open() as file:
+        (first,) = csv.DictReader(file)
+    dgp_steps.grid(path, CASES, 1)
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    assert rows[0] == first
+    assert [(r["layers"], r["dtype"]) for r in rows] == [
+        ("1", "float64"), ("2", "float64"), ("1", "float32"), ("2", "float32"),
+    ]  # fmt: skip
+    assert all(float(r["DReG / floor"]) > 0 for r in rows)
+    dgp_steps.grid_figure(path)
+    assert path.with_suffix(".png").stat().st_size > 10_000
+
+
+def test_parts_of_a_profile_add_up():
+    threads = torch.get_num_threads()
+    row = dgp_steps.where_time_goes(*CASES[1], 2)
+    torch.set_num_threads(threads)
+    parts = [value for name, value in row.items() if name.endswith(", ms")]
+    assert sum(parts) == pytest.approx(row["ms"], abs=0.5)
+
+
+def test_scaling(tmp_path):
+    pytest.importorskip("matplotlib")
+    sizes = dict.fromkeys(dgp_scaling.SIZES, (1, 2, 3))
+    rows = [*dgp_scaling.times(1, sizes, 5), *dgp_scaling.memory((2, 3))]
+    assert len(rows) == 4 * 3 + len(dgp_scaling.PREDICT_ROWS) + 2 * 2
+    dgp_scaling.picture(rows, tmp_path / "scaling.png")
+    assert (tmp_path / "scaling.png").stat().st_size > 10_000
+
+
+def test_exponent():
+    assert measure.exponent([1, 2, 4, 8], [5.0, 4.0, 16.0, 64.0]) == pytest.approx(2)
+
+
+def test_peak_memory():
+    peak = measure.peak_memory(lambda: torch.ones(10**7, dtype=torch.float64))
+    assert peak is None or 70 < peak < 120
