@@ -65,6 +65,7 @@ def add_predict(commands) -> None:
         help="default 0.05 0.5 0.95",
     )  # fmt: skip
     predict.add_argument("--output", default=None, help="CSV file to write (default: the terminal)")
+    predict.add_argument("--device", default="cpu", help="torch device (default cpu)")
 
 
 def add_plot(commands) -> None:
@@ -85,6 +86,7 @@ def add_plot(commands) -> None:
     )
     plot.add_argument("--rows", type=int, default=3, help="rows to draw densities of (default 3)")
     plot.add_argument("--output", default="figures", help="folder to write to (default figures)")
+    plot.add_argument("--device", default="cpu", help="torch device (default cpu)")
 
 
 def _fit(args: argparse.Namespace) -> int:
@@ -150,7 +152,7 @@ def _predict(args: argparse.Namespace) -> int:
     for p in args.quantiles:
         if not 0 < p < 1:
             raise ValueError(f"--quantiles must lie strictly between 0 and 1: {p}.")
-    model, columns = _loaded(args.model)
+    model, columns = _loaded(args.model, args.device)
     table = read_table(args.table)
     X = columns.inputs(table)
     mean, std = (v.reshape(len(X), -1) for v in model.predict(X, return_std=True))
@@ -181,7 +183,7 @@ def _plot(args: argparse.Namespace) -> int:
     folder = Path(args.output)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--output {folder} is a file; name a folder.")
-    model, columns = _loaded(args.model)
+    model, columns = _loaded(args.model, args.device)
     if len(columns.targets) > 1:
         raise ValueError("Pictures are of models of one target.")
     if args.rows < 1:
@@ -233,11 +235,11 @@ def _plot(args: argparse.Namespace) -> int:
     return 0
 
 
-def _loaded(path: str):
+def _loaded(path: str, device: str):
     from pyro_dgp.table.frames import Columns  # isort: split
     from pyro_dgp.sklearn import LatentDGPRegressor
 
-    model = LatentDGPRegressor.load(path, device="cpu")
+    model = LatentDGPRegressor.load(path, device=device)
     if "columns" not in model.extra_:
         raise ValueError(
             f"{path} was not made by `pyro-dgp fit`: it does not say what columns are."

@@ -86,6 +86,7 @@ def test_report(fitted, capsys, monkeypatch, tmp_path):
         (["fit", "houses.csv", "--target", "price", "--output", "."], "is a folder"),
         (["predict", "houses.csv", "houses.csv"], "is no model of pyro_dgp"),
         (["predict", "houses.pt", "houses.csv", "--quantiles", "5"], "--quantiles must lie"),
+        (["predict", "houses.pt", "houses.csv", "--device", "cuda:99"], "cuda:99"),
         (["plot", "houses.pt", "houses.csv", "--input", "zip"], "--input zip is no input"),
         (["plot", "houses.pt", "houses.csv", "--output", "houses.csv"], "is a file"),
     ],
