@@ -19,11 +19,11 @@ def test_first_steps(tmp_path):
 
 def test_choosing_K(tmp_path):
     tutorial = runpy.run_path(str(TUTORIALS / "choosing_K.py"))
-    sweep, along, seconds = tutorial["main"](50, 60, (1, 30), 2, tmp_path / "figure.png")
+    along, seconds = tutorial["main"](50, 60, (1, 10), 2, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 10_000
-    assert len(sweep.points) == 4
-    assert list(along) == [1, 2, 10, 25, 50]
-    assert list(seconds) == [1, 30]
+    assert list(along) == [1, 2, 10, 25]
+    assert all(len(sweep.points) == 4 for sweep in along.values())
+    assert list(seconds) == [1, 10]
 
 
 def test_poisson_regression():
