@@ -42,6 +42,8 @@ _NUM_SCORES = 50
 _SCORE_SAMPLES = 200
 # Fewer rows than this are too few to hold some out.
 _LEAST_TO_SPLIT = 30
+# More training rows than this take twice the steps.
+_MANY_ROWS = 5000
 # More rows would make a score slower, and hardly better.
 _MOST_HELD_OUT = 2000
 
@@ -63,7 +65,8 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     :param int latent_dim: Dimension of the latent input; 0 for normal predictive densities.
     :param int num_inducing: Inducing inputs a layer, at most the number of training rows is used.
     :param int K: Importance samples in training.
-    :param int num_steps: Most gradient steps.
+    :param int num_steps: Most gradient steps; None for 4000, or 8000 for more than 5000 training
+        rows.
     :param int batch_size: Rows a step.
     :param float lr: Adam's largest learning rate; it falls to 0 along half a cosine.
     :param float validation_fraction: Share of the rows that is held out, at most 2000 of them;
@@ -93,7 +96,7 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         latent_dim: int = 1,
         num_inducing: int = 128,
         K: int = 10,
-        num_steps: int = 4000,
+        num_steps: int | None = None,
         batch_size: int = 128,
         lr: float = 0.03,
         noise_variance: float = 0.01,
@@ -156,12 +159,13 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             raise ValueError("y is constant in the training rows: there is no density to learn.")
         self._y_ndim, self._num_rows, self._seed = y.ndim, len(train), seed
         X_, y_ = self._scaled(X), self._scaled_targets(y)
+        num_steps = self.num_steps or (4000 if len(train) <= _MANY_ROWS else 8000)
         with self._isolated(seed):
             self.dgp_ = self._new_model(X_[train], y_[train])
             stopping = EarlyStopping(
                 self.dgp_,
                 lambda: self._crps(X_[test], y_[test]),
-                every=max(1, self.num_steps // _NUM_SCORES),
+                every=max(1, num_steps // _NUM_SCORES),
                 patience=self.patience,
             )
             self.history_ = fit(
@@ -169,9 +173,9 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
                 self.dgp_.guide,
                 DRegIWELBO(K=self.K),
                 (X_[train], y_[train]),
-                num_steps=self.num_steps,
+                num_steps=num_steps,
                 batch_size=self.batch_size,
-                optim=annealed_adam(self.lr, self.num_steps),
+                optim=annealed_adam(self.lr, num_steps),
                 seed=seed,
                 progress=self.verbose,
                 callback=stopping if held_out else None,
@@ -357,12 +361,13 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
     def _check_parameters(self) -> None:
         for name, least in (
-            ("num_layers", 1), ("latent_dim", 0), ("num_inducing", 1), ("K", 1), ("num_steps", 1),
-            ("batch_size", 1), ("num_samples", 1),
+            ("num_layers", 1), ("latent_dim", 0), ("num_inducing", 1), ("K", 1), ("batch_size", 1),
+            ("num_samples", 1),
         ):  # fmt: skip
             check_integer(name, getattr(self, name), least)
-        if self.patience is not None:
-            check_integer("patience", self.patience, 1)
+        for name in ("num_steps", "patience"):
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name), 1)
         if not 0 <= self.validation_fraction < 1:
             raise ValueError(
                 "validation_fraction must be at least 0 and below 1, but it is "

@@ -297,3 +297,20 @@ def test_bad_data(fitted):
         model.predict_quantiles(X, 0.5)
     with pytest.raises(ValueError, match="strictly between 0 and 1"):
         model.predict_quantiles(X, [0.5, 1.0])
+
+
+@pytest.mark.parametrize(("num_rows", "num_steps"), [(40, 4000), (5001, 8000)])
+def test_many_rows_take_twice_the_steps(monkeypatch, num_rows, num_steps):
+    import pyro_dgp.sklearn as module
+
+    fit, seen = module.fit, {}
+
+    def no_steps(*args, **options):
+        seen.update(options)
+        return fit(*args, **options | {"num_steps": 0})
+
+    monkeypatch.setattr(module, "fit", no_steps)
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(num_rows, 1)), rng.normal(size=num_rows)
+    regressor(num_steps=None, validation_fraction=0).fit(X, y)
+    assert seen["num_steps"] == num_steps
