@@ -40,7 +40,9 @@ def add_fit(commands) -> None:
         help="share of the rows held out for the report (default 0.1; 0 for none, as with several "
         "targets)",
     )
-    fit.add_argument("--steps", type=int, default=None, help="most training steps (default 4000 or 8000)")
+    fit.add_argument(
+        "--steps", type=int, default=None, help="most training steps (default 4000 or 8000)"
+    )
     fit.add_argument("--layers", type=int, default=2, help="number of GP layers (default 2)")
     fit.add_argument("--dtype", choices=("float32", "float64"), default="float32")
     fit.add_argument("--device", default="cpu", help="torch device (default cpu)")
