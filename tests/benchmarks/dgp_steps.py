@@ -189,6 +189,8 @@ def grid_figure(path):
                 points = sorted(
                     (int(r["K"]) * int(r["B"]), float(r[f"DReG / {other}"])) for r in some
                 )
+                if not points:
+                    continue
                 by_size = {n: [v for m, v in points if m == n] for n, _ in points}
                 ax.plot(*zip(*points, strict=True), "o", ms=3, alpha=0.5, color=colour)
                 ax.plot(
