@@ -94,7 +94,8 @@ def train(dgp, X, y, num_steps):
 # the other.
 #
 # With the defaults, the held-out log density is about -0.1 a datum; a normal distribution of the
-# targets has -1.42, and no regression with normal noise gets further, as the mean is 0 everywhere.
+# targets has -1.42. The mean is 0 everywhere, so a regression with normal noise gets no further, or
+# to -1.26 if its variance depends on x.
 
 
 # %%

@@ -134,9 +134,9 @@ class RunConfig:
         ):
             if value not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, not '{value}'.")
-        if self.schedule == "cosine" and self._own_encoder_options:
+        if self.schedule == "cosine" and (self._own_encoder_options or self.natural_lr):
             raise ValueError(
-                "schedule 'cosine' is for Adam alone: leave out encoder_optimizer and "
+                "schedule 'cosine' is for Adam alone: leave out natural_lr, encoder_optimizer and "
                 "encoder_clip_norm."
             )
 

@@ -33,9 +33,14 @@ class RBF(pyro.contrib.gp.kernels.RBF):
         x, z = x - shift, z - shift
         x2, z2 = (-0.5 * v.square().sum(-1, keepdim=True) for v in (x, z))
         left = torch.cat([x, x2, torch.ones_like(x2)], -1)
-        log_variance = self.variance.log()
+        variance = self.variance
+        # A number goes into the product; a batch of them does not fit there.
+        log_variance = variance.log().to(X.dtype) if variance.dim() == 0 else X.new_zeros(())
         right = torch.cat([z, torch.ones_like(z2), z2 + log_variance], -1)
-        return _ExpOfProduct.apply(left, right, log_variance.detach())
+        k = _ExpOfProduct.apply(left, right, log_variance.detach())
+        if Z is None:
+            k = k.clone()  # Pyro's models add jitter in place, and the derivatives need k
+        return k if variance.dim() == 0 else variance * k
 
     def _scaled(self, X: Tensor) -> Tensor:
         if X.dim() == 2 and X.shape[-1] <= max(self.active_dims):
@@ -58,12 +63,20 @@ class _ExpOfProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(left: Tensor, right: Tensor, largest: Tensor) -> Tensor:
-        return (left @ right.mT).clamp_(max=largest).exp_()
+        return (left @ right.mT).clamp(max=largest).exp_()
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
         left, right, _ = inputs
         ctx.save_for_backward(left, right, output)
+        ctx.save_for_forward(left, right, output)
+
+    @staticmethod
+    def jvp(ctx, d_left: Tensor | None, d_right: Tensor | None, _) -> Tensor:
+        left, right, k = ctx.saved_tensors
+        slopes = [] if d_left is None else [d_left @ right.mT]
+        slopes += [] if d_right is None else [left @ d_right.mT]
+        return k * sum(slopes)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:

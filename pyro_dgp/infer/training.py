@@ -23,7 +23,14 @@ from pyro_dgp.infer.checkpoint import read_checkpoint, restore, save_checkpoint
 from pyro_dgp.infer.natural_gradient import NaturalGradient
 from pyro_dgp.infer.particles import log_prob, random_sites
 
-__all__ = ["NonFiniteError", "TrainingHistory", "fit", "minibatches", "paper_optimizer"]
+__all__ = [
+    "NonFiniteError",
+    "TrainingHistory",
+    "annealed_adam",
+    "fit",
+    "minibatches",
+    "paper_optimizer",
+]
 
 
 class NonFiniteError(ArithmeticError):

@@ -23,6 +23,7 @@ from pyro.infer import SVI, TraceMeanField_ELBO
 from torch.profiler import ProfilerActivity, profile
 
 from pyro_dgp import DRegIWELBO, LatentDGP, PartiallyCollapsedIWELBO
+from pyro_dgp._files import written_whole
 from tests.benchmarks.measure import in_turn, paired, peak_memory
 
 M = 128
@@ -124,6 +125,14 @@ def floor_step(X, num_layers, n):
     return step
 
 
+CASE = ("D", "layers", "K", "B", "dtype")
+
+
+def described(*case):
+    """The columns that say what was measured."""
+    return dict(zip(CASE, (*case[:-1], str(case[-1]).split(".")[-1]), strict=True))
+
+
 def programs(D, num_layers, K, B, dtype):
     torch.manual_seed(0)
     X, y = torch.randn(1000, D, dtype=dtype), torch.randn(1000, dtype=dtype)
@@ -141,7 +150,7 @@ def programs(D, num_layers, K, B, dtype):
 def measure(D, num_layers, K, B, dtype, num_rounds):
     steps = programs(D, num_layers, K, B, dtype)
     times = in_turn(steps, num_rounds if K * B <= MANY_ROWS else 2)
-    row = {"D": D, "layers": num_layers, "K": K, "B": B, "dtype": str(dtype).split(".")[-1]}
+    row = described(D, num_layers, K, B, dtype)
     row |= {f"{name} ms": round(1e3 * median(s), 1) for name, s in times.items()}
     row |= {
         f"DReG / {other}": round(paired(times["DReG"], times[other]), 2)
@@ -163,11 +172,15 @@ def grid(path, cases, num_rounds):
     if path.exists():
         with path.open() as file:
             rows = list(csv.DictReader(file))
-    for case in cases[len(rows) :]:
+    done = {tuple(row[key] for key in CASE) for row in rows}
+    for case in cases:
+        if tuple(map(str, described(*case).values())) in done:
+            continue
         row = measure(*case, num_rounds)
         rows.append(row)
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(row))
+        columns = list(dict.fromkeys(itertools.chain(*rows)))
+        with written_whole(path) as temporary, open(temporary, "w", newline="") as file:
+            writer = csv.DictWriter(file, columns)
             writer.writeheader()
             writer.writerows(rows)
         print(row, flush=True)
@@ -229,17 +242,17 @@ def where_time_goes(D, num_layers, K, B, dtype, num_rounds):
     in_turn({"step": step}, 3)
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         whole = 1e3 * mean(in_turn({"step": step}, num_rounds, 0)["step"])
-    found = {"optimiser": 0.0}
+    found = {"optimiser": 0.0, "other tensor operations": 0.0}
     for event in profiler.key_averages():
         if event.key.startswith("Optimizer.step"):
             found["optimiser"] += event.cpu_time_total
+            # Its tensor operations are counted below, too.
+            found["other tensor operations"] -= event.cpu_time_total - event.self_cpu_time_total
         elif kind(event.key):
             found[kind(event.key)] = found.get(kind(event.key), 0.0) + event.self_cpu_time_total
     found = {name: us / 1e3 / num_rounds for name, us in found.items()}
-    # The optimiser's operations are in both.
-    found["other tensor operations"] -= found["optimiser"]
     found["Python, Pyro, autograd"] = whole - sum(found.values())
-    row = {"D": D, "layers": num_layers, "K": K, "B": B, "dtype": str(dtype).split(".")[-1]}
+    row = described(D, num_layers, K, B, dtype)
     return row | {"ms": round(whole, 1)} | {f"{k}, ms": round(v, 1) for k, v in found.items()}
 
 

@@ -159,6 +159,8 @@ def test_the_learning_rate_may_fall_along_a_cosine():
     assert moved.item() == pytest.approx(0.15, rel=0.01)
     with pytest.raises(ValueError, match="schedule 'cosine' is for Adam alone"):
         replace(config, encoder_optimizer="sgd")
+    with pytest.raises(ValueError, match="schedule 'cosine' is for Adam alone"):
+        replace(config, natural_lr=0.01)
     with pytest.raises(ValueError, match="schedule must be one of steps, cosine, not 'other'"):
         replace(config, schedule="other")
 

@@ -1,4 +1,7 @@
+import copy
+
 import pyro
+import pyro.contrib.gp as gp
 import pyro.contrib.gp.kernels as kernels
 import pytest
 import torch
@@ -33,12 +36,15 @@ def test_an_offset_of_the_inputs_costs_no_accuracy(offset):
     assert (far - exact).abs().max() < 1e-5
 
 
-def test_rounding_gives_no_value_above_the_variance():
+@pytest.mark.parametrize("variance", [2.0, 0.013, 170.0])
+def test_rounding_gives_no_value_above_the_variance(variance):
     """Of points that are close to one another and far from most."""
     far = 1e3 * torch.randn(20, 3) + 1e4
     X = torch.cat([torch.randn(30, 3), far, far + 1e-3 * torch.randn(20, 3)]).float()
     with torch.no_grad():
-        assert RBF(3, torch.tensor(2.0, dtype=torch.float32))(X).max() <= 2.0
+        largest = RBF(3, torch.tensor(variance, dtype=torch.float32))(X).max()
+    # Far less than the jitter, which is 1e-6 of the variance or more.
+    assert largest <= variance * (1 + 5e-7)
 
 
 def test_inputs_of_other_shapes():
@@ -74,3 +80,46 @@ def test_first_and_second_derivatives(same):
         values(*inputs)
     assert torch.autograd.gradcheck(values, inputs)
     assert torch.autograd.gradgradcheck(values, inputs)
+
+
+@pytest.mark.parametrize("shape", [(1,), (3, 1, 1)])
+def test_variances_that_are_no_single_number(shape):
+    variance, X, Z = 0.5 + torch.rand(shape), torch.randn(4, 2), torch.randn(3, 2)
+    found = []
+    for kind in (RBF, kernels.RBF):
+        pyro.clear_param_store()
+        found.append(kind(2, variance)(X, Z))
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+def test_functional_transforms():
+    """Forward mode is that of reverse, and vmap has rules for all of it."""
+    kernel, X, Z = RBF(2), torch.randn(6, 4, 2), torch.randn(3, 2)
+
+    def total(x):
+        return kernel(x, Z).square().sum()
+
+    each = torch.stack([torch.func.grad(total)(x) for x in X])
+    torch.testing.assert_close(torch.func.vmap(torch.func.grad(total))(X), each)
+    torch.testing.assert_close(torch.func.jacfwd(total)(X[0]), each[0])
+    forward = torch.func.jacfwd(torch.func.grad(total))(X[0])
+    torch.testing.assert_close(torch.func.jacrev(torch.func.grad(total))(X[0]), forward)
+
+
+@pytest.mark.parametrize("model", ["GPRegression", "SparseGPRegression", "VariationalSparseGP"])
+def test_models_of_pyro_train_with_it(model):
+    """They add jitter to kernel matrices in place."""
+    X, y = torch.randn(8, 2), torch.randn(8)
+    more = {
+        "GPRegression": (),
+        "SparseGPRegression": (torch.randn(3, 2),),
+        "VariationalSparseGP": (torch.randn(3, 2), gp.likelihoods.Gaussian()),
+    }[model]
+    losses = []
+    for kind in (RBF, kernels.RBF):
+        pyro.clear_param_store()
+        pyro.set_rng_seed(0)
+        trained = getattr(gp.models, model)(X, y, kind(2), *copy.deepcopy(more))
+        losses.append(gp.util.train(trained, num_steps=3))
+    torch.testing.assert_close(*map(torch.tensor, losses))
