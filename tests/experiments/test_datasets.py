@@ -114,7 +114,7 @@ def test_cache_folder(empty):
 @pytest.mark.parametrize(
     ("content", "match"),
     [
-        (gzip.compress(b"x0,y\n1,2\n"), "is not the published data set 'forest'"),
+        (gzip.compress(b"x0,y\n1,2\n", mtime=0), "is not the published data set 'forest'"),
         (
             (DATA / "forest.csv.gz").read_bytes()[:3000] + b"x" * 2000,
             "is not a complete gzip file",
