@@ -191,12 +191,13 @@ def grid_figure(path):
 
     with path.open() as file:
         rows = list(csv.DictReader(file))
-    figure, axes = plt.subplots(2, 2, figsize=(10, 7), sharex=True, sharey="row")
+    others = [other for other in ("GPyTorch", "floor") if f"DReG / {other}" in rows[0]]
+    figure, axes = plt.subplots(
+        len(others), 2, figsize=(10, 3.5 * len(others)), sharex=True, sharey="row", squeeze=False
+    )
     for column, dtype in enumerate(("float64", "float32")):
-        for line, other in enumerate(("GPyTorch", "floor")):
+        for line, other in enumerate(others):
             ax = axes[line, column]
-            if f"DReG / {other}" not in rows[0]:
-                continue
             for layers, colour in zip("1234", plt.cm.viridis((0.0, 0.3, 0.6, 0.9)), strict=True):
                 some = [r for r in rows if r["dtype"] == dtype and r["layers"] == layers]
                 points = sorted(
@@ -213,7 +214,7 @@ def grid_figure(path):
             ax.set(xscale="log", yscale="log", title=f"DReG step / {other}, {dtype}")
             ax.axhline(1.0, color="grey", lw=0.8)
             ax.grid(alpha=0.3)
-    for ax in axes[1]:
+    for ax in axes[-1]:
         ax.set_xlabel("rows, K B")
     for ax in axes[:, 0]:
         ax.set_ylabel("ratio of times")
