@@ -67,6 +67,7 @@ def memory(sizes=MEMORY_K):
 
 def picture(rows, path):
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogLocator
 
     panels = ("K", "B", "inducing", "layers")
     figure, axes = plt.subplots(1, 5, figsize=(17, 3.6), layout="constrained")
@@ -81,6 +82,11 @@ def picture(rows, path):
     axes[4].set(xlabel="K", ylabel="MiB of a step")
     for ax in axes:
         ax.set(xscale="log", yscale="log")
+        sizes = ax.lines[0].get_xdata()
+        ax.set_xticks(sizes, [str(size) for size in sizes], fontsize=8)
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        ax.yaxis.set_major_formatter("{x:g}")
+        ax.minorticks_off()
         ax.legend(frameon=False)
         ax.grid(alpha=0.3)
     figure.savefig(path, dpi=100)
