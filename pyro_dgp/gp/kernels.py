@@ -26,8 +26,9 @@ class RBF(pyro.contrib.gp.kernels.RBF):
         """
         if diag:
             return self._diag(X)
-        x = self._scaled(X)
-        z = x if Z is None else self._scaled(Z)
+        lengthscale = self.lengthscale
+        x = self._sliced(X) / lengthscale
+        z = x if Z is None else self._sliced(Z) / lengthscale
         # A shift changes no distance, and keeps the squares that cancel small.
         shift = z.detach().median(0).values
         x, z = x - shift, z - shift
@@ -42,15 +43,15 @@ class RBF(pyro.contrib.gp.kernels.RBF):
             k = k.clone()  # Pyro's models add jitter in place, and the derivatives need k
         return k if variance.dim() == 0 else variance * k
 
-    def _scaled(self, X: Tensor) -> Tensor:
+    def _sliced(self, X: Tensor) -> Tensor:
         if X.dim() == 2 and X.shape[-1] <= max(self.active_dims):
             raise ValueError(
                 f"The kernel looks at input {max(self.active_dims)}, counted from 0, but there are "
                 f"{X.shape[-1]}."
             )
         if X.dim() != 2 or self.active_dims != list(range(X.shape[-1])):
-            X = self._slice_input(X)
-        return X / self.lengthscale
+            return self._slice_input(X)
+        return X
 
 
 class _ExpOfProduct(torch.autograd.Function):

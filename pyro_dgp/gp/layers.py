@@ -202,7 +202,8 @@ class GPLayer(VariationalSparseGP):
         self._sample_epsilon()
 
     def _sample_epsilon(self) -> Tensor:
-        standard = dist.Normal(torch.zeros_like(self.u_loc[:, 0]), 1.0).to_event(1)
+        like = next(self.parameters())  # `self.u_loc` would be a message to Pyro's handlers
+        standard = dist.Normal(like.new_zeros(self.num_gps), 1.0).to_event(1)
         return pyro.sample(self._pyro_get_fullname("epsilon"), standard)
 
     def _mix(self, g: Tensor, h: Tensor) -> Tensor:

@@ -10,17 +10,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyro
-import pyro.optim
 import pyro.poutine as poutine
 import torch
 from pyro.infer import ELBO, SVI
 from pyro.optim import PyroOptim
 from pyro.optim.lr_scheduler import PyroLRScheduler
 from torch import Tensor
+from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
 from tqdm.auto import tqdm
 
 from pyro_dgp.infer.checkpoint import read_checkpoint, restore, save_checkpoint
 from pyro_dgp.infer.natural_gradient import NaturalGradient
+from pyro_dgp.infer.optim import ScheduledAdam
 from pyro_dgp.infer.particles import log_prob, random_sites
 
 __all__ = [
@@ -69,14 +70,7 @@ def paper_optimizer(
     lr: float = 0.005, decay: float = 0.98, decay_steps: int = 1000
 ) -> PyroLRScheduler:
     """Adam with the paper's schedule: the learning rate times ``decay`` every ``decay_steps``."""
-    return pyro.optim.StepLR(
-        {
-            "optimizer": torch.optim.Adam,
-            "optim_args": {"lr": lr},
-            "step_size": decay_steps,
-            "gamma": decay,
-        }
-    )
+    return ScheduledAdam(StepLR, {"lr": lr}, step_size=decay_steps, gamma=decay)
 
 
 def annealed_adam(lr: float, num_steps: int) -> PyroLRScheduler:
@@ -88,8 +82,7 @@ def annealed_adam(lr: float, num_steps: int) -> PyroLRScheduler:
     # The first gradients, of a narrow q(u) and a small noise variance, are thousands of times the
     # later ones. Squares remembered for 1000 steps, as is usual, would hold the parameters back.
     adam = {"lr": lr, "betas": (0.9, 0.99)}
-    arguments = {"optimizer": torch.optim.Adam, "optim_args": adam, "T_max": max(1, num_steps)}
-    return pyro.optim.CosineAnnealingLR(arguments)
+    return ScheduledAdam(CosineAnnealingLR, adam, T_max=max(1, num_steps))
 
 
 def fit(

@@ -5,7 +5,6 @@ from pyro.contrib.gp.util import conditional
 from torch.distributions import MultivariateNormal, kl_divergence
 
 from pyro_dgp.gp.conditional import (
-    quadratic_forms,
     stable_cholesky,
     whitened_conditional,
     whitened_kl,
@@ -113,43 +112,77 @@ def test_error_in_float32_is_that_of_the_plain_formulas():
         assert 0 < (o - e).abs().max() < 6 * (p - e).abs().max()
 
 
-def symmetric_problem():
-    A, C = torch.randn(5, 4), torch.randn(R, 4, 4)
-    return A.requires_grad_(), C.requires_grad_()
+def small_problem(n):
+    L = torch.randn(4, 4).tril(-1) + torch.diag(1.0 + torch.rand(4))
+    inputs = L, torch.randn(n, 4), torch.rand(n), torch.randn(R, 4), torch.randn(R, 4, 4)
+    return [x.requires_grad_() for x in inputs]
 
 
-def test_quadratic_forms_and_their_derivatives():
-    A, C = symmetric_problem()
-
-    def forms(A, C):
-        return quadratic_forms(A, C + C.mT)
-
-    expected = torch.einsum("ni,rij,nj->nr", A, C + C.mT, A)
-    torch.testing.assert_close(forms(A, C), expected)
-    assert torch.autograd.gradcheck(forms, (A, C))
-    assert torch.autograd.gradgradcheck(forms, (A, C))
-    batched = torch.vmap(forms, in_dims=(0, None))(torch.stack([A, 2 * A]), C)
-    torch.testing.assert_close(batched, torch.stack([expected, 4 * expected]))
+def conditional_of_small_problem(L, *others):
+    return whitened_conditional(L.tril(), *others)
 
 
-def test_quadratic_forms_of_no_rows():
-    A, C = torch.randn(0, 4).requires_grad_(), torch.randn(R, 4, 4).requires_grad_()
-    value = quadratic_forms(A, C)
-    value.sum().backward()
-    assert value.shape == (0, R)
-    assert C.grad.equal(torch.zeros(R, 4, 4))
+def test_second_derivatives():
+    """The square roots S may be any square matrices, here as elsewhere."""
+    inputs = small_problem(5)
+    assert torch.autograd.gradcheck(conditional_of_small_problem, inputs)
+    assert torch.autograd.gradgradcheck(conditional_of_small_problem, inputs)
 
 
-def test_quadratic_forms_take_a_batch_of_derivatives():
-    """As the profiler asks for them."""
-    A, C = symmetric_problem()
-    value = quadratic_forms(A, C + C.mT)
-    v = torch.randn(3, 5, R)
-    batch = torch.autograd.grad(value, (A, C), v, retain_graph=True, is_grads_batched=True)
+@pytest.mark.parametrize("wanted", range(5))
+def test_derivatives_by_one_input_are_those_by_all(wanted):
+    inputs = small_problem(5)
+    weights = torch.randn(5, R), torch.randn(5, R)
+
+    def total(inputs):
+        marginals = conditional_of_small_problem(*inputs)
+        return sum((w * v).sum() for w, v in zip(weights, marginals, strict=True))
+
+    expected = torch.autograd.grad(total(inputs), inputs)[wanted]
+    alone = [x if i == wanted else x.detach() for i, x in enumerate(inputs)]
+    torch.testing.assert_close(torch.autograd.grad(total(alone), alone[wanted])[0], expected)
+
+
+def test_a_step_of_many_rows_is_the_sum_of_its_parts():
+    """The rows are summed over in blocks, of which the last is smaller."""
+    inputs = small_problem(2500)
+    L, Kfu, Kff_diag, m, S = inputs
+
+    def gradients(rows):
+        marginals = conditional_of_small_problem(L, Kfu[rows], Kff_diag[rows], m, S)
+        return torch.autograd.grad(sum(v.square().sum() for v in marginals), inputs)
+
+    parts = gradients(slice(0, 700)), gradients(slice(700, None))
+    for whole, *some in zip(gradients(slice(None)), *parts, strict=True):
+        torch.testing.assert_close(whole, sum(some))
+
+
+def test_conditional_of_no_rows():
+    inputs = small_problem(0)
+    loc, var = conditional_of_small_problem(*inputs)
+    (loc.sum() + var.sum()).backward()
+    assert loc.shape == var.shape == (0, R)
+    assert inputs[-1].grad.equal(torch.zeros(R, 4, 4))
+
+
+def test_conditional_takes_batches():
+    """Of inputs by vmap, and of derivatives, as the profiler asks for them."""
+    inputs = small_problem(5)
+    L, Kfu, *others = inputs
+
+    def of_rows(Kfu):
+        return conditional_of_small_problem(L, Kfu, *others)
+
+    batch = torch.vmap(of_rows)(torch.stack([Kfu, 2 * Kfu]))
+    for b, one, other in zip(batch, of_rows(Kfu), of_rows(2 * Kfu), strict=True):
+        torch.testing.assert_close(b, torch.stack([one, other]))
+
+    marginals = of_rows(Kfu)
+    v = [torch.randn(3, 5, R) for _ in marginals]
+    batch = torch.autograd.grad(marginals, inputs, v, retain_graph=True, is_grads_batched=True)
     for i in range(3):
-        for b, one in zip(
-            batch, torch.autograd.grad(value, (A, C), v[i], retain_graph=True), strict=True
-        ):
+        alone = torch.autograd.grad(marginals, inputs, [w[i] for w in v], retain_graph=True)
+        for b, one in zip(batch, alone, strict=True):
             torch.testing.assert_close(b[i], one)
 
 

@@ -1,0 +1,70 @@
+import warnings
+
+import pyro
+import pyro.optim
+import pytest
+import torch
+from torch.optim.lr_scheduler import StepLR
+
+from pyro_dgp.infer.optim import ScheduledAdam
+
+OPTIONS = {"lr": 0.1, "betas": (0.8, 0.9)}
+SCHEDULE = {"step_size": 2, "gamma": 0.5}
+
+
+def pyros():
+    return pyro.optim.StepLR({"optimizer": torch.optim.Adam, "optim_args": OPTIONS, **SCHEDULE})
+
+
+def ours():
+    return ScheduledAdam(StepLR, OPTIONS, **SCHEDULE)
+
+
+def train(optim, which, dtype=torch.float64):
+    """Steps on the parameters that ``which`` names, with gradients that differ from step to step.
+
+    :returns: The parameters and the optimiser's state.
+    """
+    pyro.clear_param_store()
+    start = torch.linspace(-1, 1, 7, dtype=dtype)
+    for name in "abc":
+        pyro.param(name, start.clone())
+    params = {name: pyro.param(name).unconstrained() for name in "abc"}
+    for step, names in enumerate(which):
+        for i, (name, p) in enumerate(params.items()):
+            p.grad = (step + i + 1) * (p.detach() - 0.3 * i).cos() if name in names else None
+        optim([params[name] for name in names])
+        optim.step()
+    state = optim.get_state()
+    return [p.detach() for p in params.values()], state
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "which", [["abc"] * 6, ["a", "a", "a", "ab", "abc", "bc", "cba"]], ids=["all", "some"]
+)
+def test_steps_are_those_of_pyros_optimizer(which, dtype):
+    """Also where a parameter comes late, with a learning rate of its own, or is left out."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found, state = train(ours(), which, dtype)
+    expected, expected_state = train(pyros(), which, dtype)
+    torch.testing.assert_close(found, expected)
+    assert state.keys() == expected_state.keys() == set("abc")
+    for name, theirs in expected_state.items():
+        mine = state[name]
+        assert mine["scheduler"] == theirs["scheduler"]
+        mine, theirs = mine["optimizer"], theirs["optimizer"]
+        # The number of steps has a dtype of its own.
+        torch.testing.assert_close(mine["state"], theirs["state"], check_dtype=False)
+        assert mine["param_groups"][0]["lr"] == theirs["param_groups"][0]["lr"]
+
+
+def test_a_parameter_without_a_gradient_stays():
+    optim = ours()
+    p, q = (pyro.param(name, torch.ones(2)).unconstrained() for name in "pq")
+    p.grad = torch.ones(2)
+    for _ in range(3):
+        optim([p, q])
+    assert (p < 1).all()
+    assert q.equal(torch.ones(2))
