@@ -90,7 +90,7 @@ class _Marginals(torch.autograd.Function):
         \bar m_r = \sum_n \bar\mu_{nr}\, a_n, \\
         \bar k_n &= \sum_r 2\, \bar v_{nr}\, p_{nr} + \bar\mu_{nr} W^\top m_r, \\
         \bar L &= -W^\top \sum_n \bar a_n a_n^\top
-          = -W^\top \sum_r \big(S_r \bar S_r^\top - 2\, G_r + m_r \bar m_r^\top\big).
+          = -\sum_r \big(2\, W^\top C_r\, G_r + W^\top m_r\, \bar m_r^\top\big).
 
     That makes 2 R + 1 products of the size n M M in a step, where solves and norms take 3 R + 3.
     Second derivatives and ``vmap`` work; forward-mode differentiation does not.
@@ -100,43 +100,53 @@ class _Marginals(torch.autograd.Function):
 
     @staticmethod
     def forward(Kfu: Tensor, Luu: Tensor, u_loc: Tensor, S: Tensor) -> tuple[Tensor, ...]:
-        W, A, P = _factors(Kfu, Luu, S)
-        return A @ u_loc.mT, (P @ Kfu.unsqueeze(-1)).squeeze(-1), W, A, P
+        factors = _factors(Kfu, Luu, S)
+        *_, A, P = factors
+        return A @ u_loc.mT, (P @ Kfu.unsqueeze(-1)).squeeze(-1), *factors
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
         ctx.mark_non_differentiable(*output[2:])
+        ctx.set_materialize_grads(False)  # zeros for A and P would be large
         ctx.save_for_backward(*inputs, *output[2:])
 
     @staticmethod
-    def backward(ctx, by_loc: Tensor, by_form: Tensor, *_) -> tuple[Tensor | None, ...]:
-        Kfu, Luu, u_loc, S, W, A, P = ctx.saved_tensors
+    def backward(
+        ctx, by_loc: Tensor | None, by_form: Tensor | None, *_
+    ) -> tuple[Tensor | None, ...]:
+        Kfu, Luu, u_loc, S, *factors = ctx.saved_tensors
         if torch.is_grad_enabled():  # second derivatives: the factors must know the inputs
-            W, A, P = _factors(Kfu, Luu, S)
+            factors = _factors(Kfu, Luu, S)
+        W, CW, A, P = factors
+        by_loc, by_form = (
+            A.new_zeros(len(A), len(S)) if given is None else given for given in (by_loc, by_form)
+        )
         by_Kfu = by_Luu = by_S = None
+        mW = u_loc @ W
         if ctx.needs_input_grad[0]:
-            by_Kfu = by_loc @ (u_loc @ W)
-            for r in range(len(S)):
-                by_Kfu = torch.addcmul(by_Kfu, by_form[:, r, None], P[:, r], value=2)
+            by_Kfu = torch.addcmul(by_loc @ mW, by_form[:, :1], P[:, 0], value=2)
+            for r in range(1, len(S)):
+                by_Kfu.addcmul_(by_form[:, r : r + 1], P[:, r], value=2)
         by_u_loc = by_loc.mT @ A
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[3]:
             G = _weighted_squares(A, by_form)
             by_S = 2 * G @ S
         if ctx.needs_input_grad[1]:
-            by_A_A = (S @ by_S.mT - 2 * G).sum(0) + u_loc.mT @ by_u_loc
-            by_Luu = -(W.mT @ by_A_A).tril()
+            by_Luu = -(
+                2 * CW.reshape(-1, len(W)).mT @ G.reshape(-1, len(W)) + mW.mT @ by_u_loc
+            ).tril()
         return by_Kfu, by_Luu, by_u_loc, by_S
 
 
-def _factors(Kfu: Tensor, Luu: Tensor, S: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """W = L^-1, [M, M], and the rows a_n, [n, M], and p_nr, [n, R, M]."""
+def _factors(Kfu: Tensor, Luu: Tensor, S: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """W = L^-1, [M, M]; C_r W, [R, M, M]; and the rows a_n, [n, M], and p_nr, [n, R, M]."""
     eye = torch.eye(len(Luu), dtype=Luu.dtype, device=Luu.device)
     # n is thousands, M hundreds: a product with the inverse is faster than n solves.
     W = torch.linalg.solve_triangular(Luu, eye, upper=False)
     A = Kfu @ W.mT
     CW = (S @ S.mT - eye) @ W
     columns = CW.transpose(0, 1).reshape(len(W), -1)  # side by side, R products are one
-    return W, A, (A @ columns).reshape(len(A), *S.shape[:2])
+    return W, CW, A, (A @ columns).reshape(len(A), *S.shape[:2])
 
 
 def _weighted_squares(A: Tensor, weights: Tensor) -> Tensor:

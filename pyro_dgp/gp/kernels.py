@@ -32,12 +32,14 @@ class RBF(pyro.contrib.gp.kernels.RBF):
         # A shift changes no distance, and keeps the squares that cancel small.
         shift = z.detach().median(0).values
         x, z = x - shift, z - shift
-        x2, z2 = (-0.5 * v.square().sum(-1, keepdim=True) for v in (x, z))
-        left = torch.cat([x, x2, torch.ones_like(x2)], -1)
+        # Columns, because products of that layout are faster.
+        x, z = x.mT, z.mT
+        x2, z2 = (-0.5 * v.square().sum(0, keepdim=True) for v in (x, z))
+        left = torch.cat([x, x2, torch.ones_like(x2)])
         variance = self.variance
         # A number goes into the product; a batch of them does not fit there.
         log_variance = variance.log().to(X.dtype) if variance.dim() == 0 else X.new_zeros(())
-        right = torch.cat([z, torch.ones_like(z2), z2 + log_variance], -1)
+        right = torch.cat([z, torch.ones_like(z2), z2 + log_variance])
         k = _ExpOfProduct.apply(left, right, log_variance.detach())
         if Z is None:
             k = k.clone()  # Pyro's models add jitter in place, and the derivatives need k
@@ -55,7 +57,7 @@ class RBF(pyro.contrib.gp.kernels.RBF):
 
 
 class _ExpOfProduct(torch.autograd.Function):
-    """exp(min(left right^T, largest)) in one array, which the derivatives reuse.
+    """exp(min(left^T right, largest)) in one array, which the derivatives reuse.
 
     Rounding must not make a distance negative: far away, its exponential would overflow.
     """
@@ -64,7 +66,7 @@ class _ExpOfProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(left: Tensor, right: Tensor, largest: Tensor) -> Tensor:
-        return (left @ right.mT).clamp(max=largest).exp_()
+        return (left.mT @ right).clamp(max=largest).exp_()
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
@@ -75,8 +77,8 @@ class _ExpOfProduct(torch.autograd.Function):
     @staticmethod
     def jvp(ctx, d_left: Tensor | None, d_right: Tensor | None, _) -> Tensor:
         left, right, k = ctx.saved_tensors
-        slopes = [] if d_left is None else [d_left @ right.mT]
-        slopes += [] if d_right is None else [left @ d_right.mT]
+        slopes = [] if d_left is None else [d_left.mT @ right]
+        slopes += [] if d_right is None else [left.mT @ d_right]
         return k * sum(slopes)
 
     @staticmethod
@@ -84,4 +86,4 @@ class _ExpOfProduct(torch.autograd.Function):
         left, right, k = ctx.saved_tensors
         slope = grad * k
         wanted = ctx.needs_input_grad
-        return slope @ right if wanted[0] else None, slope.mT @ left if wanted[1] else None, None
+        return right @ slope.mT if wanted[0] else None, left @ slope if wanted[1] else None, None

@@ -24,6 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from pyro_dgp import DRegIWELBO, LatentDGP, PartiallyCollapsedIWELBO
 from pyro_dgp._files import written_whole
+from pyro_dgp.infer.training import paper_optimizer
 from tests.benchmarks.measure import in_turn, paired, peak_memory
 
 M = 128
@@ -45,7 +46,7 @@ MANY_ROWS = 20_000
 def pyro_step(X, y, num_layers, loss):
     pyro.set_rng_seed(0)
     dgp = LatentDGP.from_data(X, y, num_layers=num_layers, num_inducing=M, mixing="published")
-    svi = SVI(dgp.model, dgp.guide, pyro.optim.Adam({"lr": 1e-3}), loss=loss)
+    svi = SVI(dgp.model, dgp.guide, paper_optimizer(1e-3), loss=loss)
     return lambda batch: svi.step(X[batch], y[batch])
 
 
