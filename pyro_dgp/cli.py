@@ -19,6 +19,7 @@ from pyro_dgp.experiments.runs import (
 )
 from pyro_dgp.experiments.studies import demo_config, some_data, trained
 from pyro_dgp.experiments.table1 import FORMATS, read_evaluations, table1
+from pyro_dgp.memory import keep_freed_memory
 from pyro_dgp.table.commands import add_fit, add_plot, add_predict
 
 __all__ = ["main"]
@@ -31,6 +32,8 @@ def main(argv: list[str] | None = None) -> int:
     :returns: 0 for success, 2 for a wrong argument or missing data, 3 for a failure in training,
         130 after Ctrl-C.
     """
+    if argv is None:  # a process of our own
+        keep_freed_memory()
     parser = _parser()
     args = parser.parse_args(argv)
     try:

@@ -1,6 +1,10 @@
 """Benchmarks at the smallest size: that they run, not how fast anything is."""
 
 import csv
+import platform
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -40,6 +44,21 @@ def test_parts_of_a_profile_add_up():
     assert min(parts) >= 0
     assert row["optimiser, ms"] > 0
     assert row["matrix products, ms"] > 0
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
+def test_steps_with_memory_kept():
+    """In a process of its own, whose allocator it changes."""
+    code = (
+        "import torch\n"
+        "from tests.benchmarks.dgp_steps import with_memory_kept\n"
+        "print(with_memory_kept(4, 1, 2, 8, torch.float32, 1)['DReG kept / given back'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+        cwd=Path(__file__).parents[1],
+    )  # fmt: skip
+    assert float(done.stdout) > 0
 
 
 def test_scaling(tmp_path):

@@ -4,17 +4,20 @@ python -m tests.benchmarks.dgp_steps                 the paper's size and depth 
 python -m tests.benchmarks.dgp_steps grid out.csv    depths 1-4, K 1-200, B 64 and 512, D 4-26
 python -m tests.benchmarks.dgp_steps figure out.csv  draws the grid to out.png
 python -m tests.benchmarks.dgp_steps profile         where a step's time goes
+python -m tests.benchmarks.dgp_steps memory          with freed memory given back, and kept
 
 GPyTorch's model has the same hidden layers (GPs, inducing inputs, mixing) and as many samples, but
 no latent input: its first layer sees B rows, where ours sees K B. "GPyTorch, K B rows" is the same
-model given its inputs K times, which makes the work the same. The floor is the time of the step's large products alone: for each layer of R GPs
-with M inducing inputs, and n = K B rows, a = L^-1 k (M M n), C a for all GPs and their derivatives
-by C (R M M n each). A grid goes on where it stopped.
+model given its inputs K times, which makes the work the same. The floor is the time of the step's
+large products alone: for each layer of R GPs with M inducing inputs, and n = K B rows, a = L^-1 k
+(M M n), C a for all GPs and their derivatives by C (R M M n each). A grid goes on where it stopped.
 """
 
 import argparse
 import csv
+import ctypes
 import itertools
+import os
 from pathlib import Path
 from statistics import mean, median
 
@@ -26,12 +29,14 @@ from torch.profiler import ProfilerActivity, profile
 from pyro_dgp import DRegIWELBO, LatentDGP, PartiallyCollapsedIWELBO
 from pyro_dgp._files import written_whole
 from pyro_dgp.infer.training import paper_optimizer
+from pyro_dgp.memory import keep_freed_memory
 from tests.benchmarks.measure import in_turn, paired, peak_memory
 
 M = 128
 DTYPES = (torch.float64, torch.float32)
 PAPER = [(12, 2, 50, 64, t) for t in DTYPES]
 DEEP = [(12, 4, 50, 64, t) for t in DTYPES]
+LARGE = [(12, 2, 50, 512, t) for t in DTYPES]
 # K = 200 with B = 512 would take GPyTorch 10 GiB and the whole grid an hour more.
 GRID = [
     (D, layers, K, B, dtype)
@@ -193,6 +198,7 @@ def grid_figure(path):
 
     with path.open() as file:
         rows = list(csv.DictReader(file))
+    batch_sizes = sorted({row["B"] for row in rows}, key=int)
     others = [n for n in ("GPyTorch", "GPyTorch, K B rows", "floor") if f"DReG / {n}" in rows[0]]
     figure, axes = plt.subplots(
         len(others), 2, figsize=(10, 3.5 * len(others)), sharex=True, sharey="row", squeeze=False
@@ -201,26 +207,27 @@ def grid_figure(path):
         for line, other in enumerate(others):
             ax = axes[line, column]
             for layers, colour in zip("1234", plt.cm.viridis((0.0, 0.3, 0.6, 0.9)), strict=True):
-                some = [r for r in rows if r["dtype"] == dtype and r["layers"] == layers]
-                points = sorted(
-                    (int(r["K"]) * int(r["B"]), float(r[f"DReG / {other}"])) for r in some
-                )
-                if not points:
-                    continue
-                by_size = {n: [v for m, v in points if m == n] for n, _ in points}
-                ax.plot(*zip(*points, strict=True), "o", ms=3, alpha=0.5, color=colour)
-                ax.plot(
-                    list(by_size), [median(v) for v in by_size.values()], color=colour,
-                    label=f"{layers} layer" + "s" * (layers != "1"),
-                )  # fmt: skip
+                for B, style in zip(batch_sizes, ("o-", "s--"), strict=False):
+                    points = [
+                        (int(r["K"]), float(r[f"DReG / {other}"]))
+                        for r in rows
+                        if (r["dtype"], r["layers"], r["B"]) == (dtype, layers, B)
+                    ]
+                    if not points:
+                        continue
+                    by_K = {K: [v for k, v in points if k == K] for K, _ in sorted(points)}
+                    middle = [median(values) for values in by_K.values()]
+                    label = f"{layers} layer{'s' * (layers != '1')}, B = {B}"
+                    ax.plot(*zip(*points, strict=True), style[0], ms=3, alpha=0.5, color=colour)
+                    ax.plot(list(by_K), middle, style[1:], color=colour, label=label)
             ax.set(xscale="log", yscale="log", title=f"DReG step / {other}, {dtype}")
             ax.axhline(1.0, color="grey", lw=0.8)
             ax.grid(alpha=0.3)
     for ax in axes[-1]:
-        ax.set_xlabel("rows, K B")
+        ax.set_xlabel("K")
     for ax in axes[:, 0]:
         ax.set_ylabel("ratio of times")
-    axes[0, 0].legend()
+    axes[0, 0].legend(fontsize=7, ncols=2)
     figure.tight_layout()
     figure.savefig(path.with_suffix(".png"), dpi=120)
     plt.close(figure)
@@ -259,9 +266,44 @@ def where_time_goes(D, num_layers, K, B, dtype, num_rounds):
     return row | {"ms": round(whole, 1)} | {f"{k}, ms": round(v, 1) for k, v in found.items()}
 
 
+def with_memory_kept(D, num_layers, K, B, dtype, num_rounds):
+    """A step's time where glibc gives back what it can, and after ``keep_freed_memory``.
+
+    Giving back means here the largest thresholds that glibc comes to by itself.
+    """
+    library = ctypes.CDLL(None)
+    mmap_max, mmap_threshold, trim_threshold = -4, -3, -1  # options of mallopt(3)
+
+    def give_back():
+        library.mallopt(mmap_max, 65536)
+        library.mallopt(mmap_threshold, 2**25)
+        library.mallopt(trim_threshold, 2**26)
+        library.malloc_trim(0)
+
+    def keep():
+        for name in ("MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_"):
+            os.environ.pop(name, None)
+        keep_freed_memory()
+
+    steps = programs(D, num_layers, K, B, dtype)
+    names = [name for name in ("DReG", "GPyTorch") if name in steps]
+    times = {(name, prepare): [] for name in names for prepare in (give_back, keep)}
+    for _ in range(num_rounds):
+        for name, prepare in times:
+            prepare()
+            # The first step is there to take the memory.
+            times[name, prepare] += in_turn({"step": steps[name]}, 3)["step"]
+    row = described(D, num_layers, K, B, dtype)
+    for name in names:
+        given_back, kept = (median(times[name, prepare]) for prepare in (give_back, keep))
+        row[f"{name} ms"], row[f"{name} kept ms"] = round(1e3 * given_back, 1), round(1e3 * kept, 1)
+        row[f"{name} kept / given back"] = round(kept / given_back, 2)
+    return row
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    choices = ("steps", "grid", "figure", "profile")
+    choices = ("steps", "grid", "figure", "profile", "memory")
     parser.add_argument("what", nargs="?", choices=choices, default="steps")
     parser.add_argument("path", nargs="?", type=Path, help="of the grid's CSV file")
     parser.add_argument("--rounds", type=int, default=15)
@@ -272,6 +314,8 @@ def main():
         grid(options.path, GRID, options.rounds)
     elif options.what == "figure":
         grid_figure(options.path)
+    elif options.what == "memory":
+        markdown([with_memory_kept(*case, options.rounds) for case in PAPER + LARGE])
     else:
         function = measure if options.what == "steps" else where_time_goes
         markdown([function(*case, options.rounds) for case in PAPER + DEEP])
