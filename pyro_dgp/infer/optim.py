@@ -30,6 +30,11 @@ class ScheduledAdam(PyroLRScheduler):
 
     def __call__(self, params: Iterable[Tensor], *args, **kwargs) -> None:
         params = list(params)
+        for p in params:
+            # The fused step takes gradients to lie in memory as parameters do, as backward makes
+            # them; one that was set by hand may be expanded.
+            if p.grad is not None and p.grad.stride() != p.stride():
+                p.grad = torch.empty_like(p).copy_(p.grad)
         known = {p: self.optim_objs[p].optimizer for p in params if p in self.optim_objs}
         super().__call__([p for p in params if p not in known], *args, **kwargs)
         groups: dict[float, dict] = {}

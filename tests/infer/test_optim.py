@@ -68,3 +68,16 @@ def test_a_parameter_without_a_gradient_stays():
         optim([p, q])
     assert (p < 1).all()
     assert q.equal(torch.ones(2))
+
+
+def test_gradients_that_lie_otherwise_in_memory():
+    start = torch.zeros(3, 4)
+    gradients = torch.tensor(1.0).expand(3, 4), torch.arange(12.0).reshape(4, 3).mT
+    for gradient in gradients:
+        pyro.clear_param_store()
+        strange, plain = (pyro.param(name, start.clone()).unconstrained() for name in "ab")
+        optim = ours()
+        for _ in range(3):
+            strange.grad, plain.grad = gradient, gradient.contiguous()
+            optim([strange, plain])
+        assert strange.equal(plain)
