@@ -102,7 +102,9 @@ class _Marginals(torch.autograd.Function):
     def forward(Kfu: Tensor, Luu: Tensor, u_loc: Tensor, S: Tensor) -> tuple[Tensor, ...]:
         factors = _factors(Kfu, Luu, S)
         *_, A, P = factors
-        return A @ u_loc.mT, (P @ Kfu.unsqueeze(-1)).squeeze(-1), *factors
+        loc, form = A @ u_loc.mT, (P @ Kfu.unsqueeze(-1)).squeeze(-1)
+        # Under vmap both must be batched: what is not would give its derivatives once an entry.
+        return loc + torch.zeros_like(form), form + torch.zeros_like(loc), *factors
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
@@ -124,9 +126,9 @@ class _Marginals(torch.autograd.Function):
         by_Kfu = by_Luu = by_S = None
         mW = u_loc @ W
         if ctx.needs_input_grad[0]:
-            by_Kfu = torch.addcmul(by_loc @ mW, by_form[:, :1], P[:, 0], value=2)
-            for r in range(1, len(S)):
-                by_Kfu.addcmul_(by_form[:, r : r + 1], P[:, r], value=2)
+            by_Kfu = by_loc @ mW
+            for r in range(len(S)):
+                by_Kfu = torch.addcmul(by_Kfu, by_form[:, r : r + 1], P[:, r], value=2)
         by_u_loc = by_loc.mT @ A
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[3]:
             G = _weighted_squares(A, by_form)

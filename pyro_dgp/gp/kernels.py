@@ -30,7 +30,7 @@ class RBF(pyro.contrib.gp.kernels.RBF):
         x = self._sliced(X) / lengthscale
         z = x if Z is None else self._sliced(Z) / lengthscale
         # A shift changes no distance, and keeps the squares that cancel small.
-        shift = z.detach().median(0).values
+        shift = z.detach().nanmedian(0).values.nan_to_num(0.0, 0.0, 0.0) if len(z) else 0.0
         x, z = x - shift, z - shift
         # Columns, because products of that layout are faster.
         x, z = x.mT, z.mT

@@ -28,14 +28,23 @@ class ScheduledAdam(PyroLRScheduler):
         # Steps for the optimisers of single parameters, whose options and state it is given.
         self._all = torch.optim.Adam([torch.zeros(1)], **optim_args)
 
+    def _get_optim(self, params: Tensor):
+        # The fused step takes all arrays to be contiguous: of a slice it would overwrite the rest.
+        optim_args = {**self.pt_optim_args, "fused": params.is_contiguous()}
+        return self.pt_scheduler_constructor(
+            torch.optim.Adam([params], **optim_args), **self.kwargs
+        )
+
     def __call__(self, params: Iterable[Tensor], *args, **kwargs) -> None:
         params = list(params)
         for p in params:
-            # The fused step takes gradients to lie in memory as parameters do, as backward makes
-            # them; one that was set by hand may be expanded.
-            if p.grad is not None and p.grad.stride() != p.stride():
-                p.grad = torch.empty_like(p).copy_(p.grad)
-        known = {p: self.optim_objs[p].optimizer for p in params if p in self.optim_objs}
+            if p.grad is not None and not p.grad.is_contiguous():
+                p.grad = p.grad.contiguous()
+        known = {
+            p: self.optim_objs[p].optimizer
+            for p in params
+            if p in self.optim_objs and p.is_contiguous()
+        }
         super().__call__([p for p in params if p not in known], *args, **kwargs)
         groups: dict[float, dict] = {}
         for parameter, optimizer in known.items():

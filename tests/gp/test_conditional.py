@@ -186,6 +186,33 @@ def test_conditional_takes_batches():
             torch.testing.assert_close(b[i], one)
 
 
+@pytest.mark.parametrize("batched", [3, 4])
+def test_derivatives_of_a_batch_are_those_of_its_entries(batched):
+    """Also where a single output depends on what is batched, and outside of vmap."""
+    inputs = small_problem(5)
+    entries = [torch.randn_like(inputs[batched], requires_grad=True) for _ in range(3)]
+
+    def total(entry):
+        given = [entry if i == batched else x for i, x in enumerate(inputs)]
+        return sum(v.sin().sum() for v in conditional_of_small_problem(*given))
+
+    others = [x for i, x in enumerate(inputs) if i != batched]
+    found = torch.autograd.grad(torch.vmap(total)(torch.stack(entries)).sum(), others)
+    expected = torch.autograd.grad(sum(map(total, entries)), others)
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_batch_of_jacobians():
+    L, Kfu, *others = (x.detach() for x in small_problem(5))
+
+    def variances(Kfu):
+        return conditional_of_small_problem(L, Kfu, *others)[1]
+
+    jacobian = torch.func.jacrev(variances)
+    found = torch.vmap(jacobian)(torch.stack([Kfu, Kfu + 1]))
+    torch.testing.assert_close(found, torch.stack([jacobian(Kfu), jacobian(Kfu + 1)]))
+
+
 def test_cholesky_of_a_singular_matrix_takes_more_jitter_and_says_so():
     K = torch.ones(50, 50) - 1e-4 * torch.eye(50)  # its smallest eigenvalue is -1e-4
     with pytest.warns(RuntimeWarning, match="layer 1: .*more jitter"):

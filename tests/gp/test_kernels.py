@@ -123,3 +123,12 @@ def test_models_of_pyro_train_with_it(model):
         trained = getattr(gp.models, model)(X, y, kind(2), *copy.deepcopy(more))
         losses.append(gp.util.train(trained, num_steps=3))
     torch.testing.assert_close(*map(torch.tensor, losses))
+
+
+def test_no_rows_and_a_row_that_is_not_a_number():
+    kernel, X = RBF(2), torch.randn(5, 2)
+    assert kernel(X, X[:0]).shape == (5, 0)
+    assert kernel(X[:0]).shape == (0, 0)
+    expected = kernel(X, X)
+    X = torch.cat([X, torch.full((1, 2), float("nan"))])
+    torch.testing.assert_close(kernel(X)[:5, :5], expected)

@@ -81,3 +81,17 @@ def test_gradients_that_lie_otherwise_in_memory():
             strange.grad, plain.grad = gradient, gradient.contiguous()
             optim([strange, plain])
         assert strange.equal(plain)
+
+
+def test_a_parameter_that_is_a_slice():
+    whole = torch.zeros(4, 6)
+    parts = torch.nn.Parameter(whole[:, :3]), torch.nn.Parameter(torch.zeros(4, 3))
+    for name, part in zip("ab", parts, strict=True):
+        pyro.get_param_store()._param_to_name[part] = name
+    optim = ours()
+    for step in range(6):
+        for part in parts:
+            part.grad = torch.arange(12.0).reshape(4, 3) - step
+        optim(parts)
+    torch.testing.assert_close(*parts)
+    assert whole[:, 3:].eq(0).all()
