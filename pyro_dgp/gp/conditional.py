@@ -37,7 +37,7 @@ def stable_cholesky(matrix: Tensor, jitter: float = 1e-6, name: str = "the matri
     :raises ValueError: If the matrix holds NaN or infinity, or every attempt fails.
     """
     scale = matrix.diagonal().mean()
-    eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    eye = _eye_like(matrix)
     base = max(jitter, len(matrix) * torch.finfo(matrix.dtype).eps)
     for factor in _JITTER_FACTORS:
         tril, info = torch.linalg.cholesky_ex(matrix + (base * factor * scale) * eye)
@@ -81,18 +81,18 @@ def whitened_conditional(
 class _Marginals(torch.autograd.Function):
     r"""Means :math:`a_n^\top m_r` and quadratic forms :math:`a_n^\top C_r\, a_n`, [n, R] each.
 
-    With W = L^-1, a row k of Kfu, a = W k and :math:`p_r = W^\top C_r\, a`, a form is
-    :math:`k^\top p_r`. Given the derivatives :math:`\bar\mu` by the means and :math:`\bar v` by the
-    forms, the others take a single large product more, that of G:
+    Given the derivatives :math:`\bar\mu` by the means and :math:`\bar v` by the forms, the others
+    reuse the products C a and take two large ones more, those of G and of the last line:
 
     .. math::
         G_r &= \sum_n \bar v_{nr}\, a_n a_n^\top, \qquad \bar S_r = 2\, G_r S_r, \qquad
         \bar m_r = \sum_n \bar\mu_{nr}\, a_n, \\
-        \bar k_n &= \sum_r 2\, \bar v_{nr}\, p_{nr} + \bar\mu_{nr} W^\top m_r, \\
-        \bar L &= -W^\top \sum_n \bar a_n a_n^\top
-          = -\sum_r \big(2\, W^\top C_r\, G_r + W^\top m_r\, \bar m_r^\top\big).
+        \bar L &= -L^{-\top} \sum_n \bar a_n a_n^\top
+          = -L^{-\top} \sum_r \big(2\, C_r\, G_r + m_r\, \bar m_r^\top\big), \\
+        \bar a_n &= \sum_r 2\, \bar v_{nr}\, C_r\, a_n + \bar\mu_{nr}\, m_r, \qquad
+        \bar k_n = L^{-\top} \bar a_n.
 
-    That makes 2 R + 1 products of the size n M M in a step, where solves and norms take 3 R + 3.
+    That makes 2 R + 2 products of the size n M M in a step, where solves and norms take 3 R + 3.
     Second derivatives and ``vmap`` work; forward-mode differentiation does not.
     """
 
@@ -101,15 +101,15 @@ class _Marginals(torch.autograd.Function):
     @staticmethod
     def forward(Kfu: Tensor, Luu: Tensor, u_loc: Tensor, S: Tensor) -> tuple[Tensor, ...]:
         factors = _factors(Kfu, Luu, S)
-        *_, A, P = factors
-        loc, form = A @ u_loc.mT, (P @ Kfu.unsqueeze(-1)).squeeze(-1)
+        A, _, CA = factors
+        loc, form = A @ u_loc.mT, (CA @ A.unsqueeze(-1)).squeeze(-1)
         # Under vmap both must be batched: what is not would give its derivatives once an entry.
         return loc + torch.zeros_like(form), form + torch.zeros_like(loc), *factors
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
         ctx.mark_non_differentiable(*output[2:])
-        ctx.set_materialize_grads(False)  # zeros for A and P would be large
+        ctx.set_materialize_grads(False)  # zeros for A and C A would be large
         ctx.save_for_backward(*inputs, *output[2:])
 
     @staticmethod
@@ -119,36 +119,37 @@ class _Marginals(torch.autograd.Function):
         Kfu, Luu, u_loc, S, *factors = ctx.saved_tensors
         if torch.is_grad_enabled():  # second derivatives: the factors must know the inputs
             factors = _factors(Kfu, Luu, S)
-        W, CW, A, P = factors
+        A, C, CA = factors
         by_loc, by_form = (
             A.new_zeros(len(A), len(S)) if given is None else given for given in (by_loc, by_form)
         )
         by_Kfu = by_Luu = by_S = None
-        mW = u_loc @ W
+        # Here the inverse, whose products are faster than solves, does no harm; in A it does.
+        W = torch.linalg.solve_triangular(Luu, _eye_like(Luu), upper=False)
         if ctx.needs_input_grad[0]:
-            by_Kfu = by_loc @ mW
+            by_A = by_loc @ u_loc
             for r in range(len(S)):
-                by_Kfu = torch.addcmul(by_Kfu, by_form[:, r : r + 1], P[:, r], value=2)
+                by_A = torch.addcmul(by_A, by_form[:, r : r + 1], CA[:, r], value=2)
+            by_Kfu = by_A @ W
         by_u_loc = by_loc.mT @ A
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[3]:
             G = _weighted_squares(A, by_form)
             by_S = 2 * G @ S
         if ctx.needs_input_grad[1]:
-            by_Luu = -(
-                2 * CW.reshape(-1, len(W)).mT @ G.reshape(-1, len(W)) + mW.mT @ by_u_loc
-            ).tril()
+            by_Luu = -(W.mT @ (2 * (C @ G).sum(0) + u_loc.mT @ by_u_loc)).tril()
         return by_Kfu, by_Luu, by_u_loc, by_S
 
 
-def _factors(Kfu: Tensor, Luu: Tensor, S: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """W = L^-1, [M, M]; C_r W, [R, M, M]; and the rows a_n, [n, M], and p_nr, [n, R, M]."""
-    eye = torch.eye(len(Luu), dtype=Luu.dtype, device=Luu.device)
-    # n is thousands, M hundreds: a product with the inverse is faster than n solves.
-    W = torch.linalg.solve_triangular(Luu, eye, upper=False)
-    A = Kfu @ W.mT
-    CW = (S @ S.mT - eye) @ W
-    columns = CW.transpose(0, 1).reshape(len(W), -1)  # side by side, R products are one
-    return W, CW, A, (A @ columns).reshape(len(A), *S.shape[:2])
+def _factors(Kfu: Tensor, Luu: Tensor, S: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The rows a_n, [n, M]; C_r, [R, M, M]; and the rows C_r a_n, [n, R, M]."""
+    A = torch.linalg.solve_triangular(Luu, Kfu.mT, upper=False).mT
+    C = S @ S.mT - _eye_like(Luu)
+    columns = C.transpose(0, 1).reshape(len(Luu), -1)  # side by side, R products are one
+    return A, C, (A @ columns).reshape(len(A), *S.shape[:2])
+
+
+def _eye_like(matrix: Tensor) -> Tensor:
+    return torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
 
 
 def _weighted_squares(A: Tensor, weights: Tensor) -> Tensor:
