@@ -18,7 +18,7 @@ def keep_freed_memory() -> bool:
     again, page by page, each of which the system clears first: with tens of thousands of rows K B
     in a step, that is a tenth to a quarter of its time. Call this once, at any time. The price is
     that memory stays with the process after the largest step or prediction. Options that are set in
-    the environment, such as ``MALLOC_TRIM_THRESHOLD_``, stay as they are.
+    the environment, by ``MALLOC_TRIM_THRESHOLD_`` or ``GLIBC_TUNABLES``, stay as they are.
 
     The ``pyro-dgp`` command calls it. It does not matter on a GPU.
 
@@ -29,7 +29,8 @@ def keep_freed_memory() -> bool:
     library = ctypes.CDLL(None)
     done = True
     for name, (option, value) in _OPTIONS.items():
-        if name not in os.environ:
+        tunable = f"glibc.malloc.{name[len('MALLOC_') : -1].lower()}="
+        if name not in os.environ and tunable not in os.environ.get("GLIBC_TUNABLES", ""):
             os.environ[name] = str(value)
             done &= library.mallopt(option, value) == 1
     return done

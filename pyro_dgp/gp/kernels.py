@@ -40,7 +40,11 @@ class RBF(pyro.contrib.gp.kernels.RBF):
         # A number goes into the product; a batch of them does not fit there.
         log_variance = variance.log().to(X.dtype) if variance.dim() == 0 else X.new_zeros(())
         right = torch.cat([z, torch.ones_like(z2), z2 + log_variance])
-        k = _ExpOfProduct.apply(left, right, log_variance.detach())
+        k = left.mT @ right
+        # Rounding must not make a distance negative: far away, its exponential would overflow.
+        # Neither needs another array, as the derivatives need no more than the exponential.
+        k.detach().clamp_max_(log_variance.detach())
+        k = k.exp_()
         if Z is None:
             k = k.clone()  # Pyro's models add jitter in place, and the derivatives need k
         return k if variance.dim() == 0 else variance * k
@@ -54,36 +58,3 @@ class RBF(pyro.contrib.gp.kernels.RBF):
         if X.dim() != 2 or self.active_dims != list(range(X.shape[-1])):
             return self._slice_input(X)
         return X
-
-
-class _ExpOfProduct(torch.autograd.Function):
-    """exp(min(left^T right, largest)) in one array, which the derivatives reuse.
-
-    Rounding must not make a distance negative: far away, its exponential would overflow.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(left: Tensor, right: Tensor, largest: Tensor) -> Tensor:
-        return (left.mT @ right).clamp(max=largest).exp_()
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        left, right, _ = inputs
-        ctx.save_for_backward(left, right, output)
-        ctx.save_for_forward(left, right, output)
-
-    @staticmethod
-    def jvp(ctx, d_left: Tensor | None, d_right: Tensor | None, _) -> Tensor:
-        left, right, k = ctx.saved_tensors
-        slopes = [] if d_left is None else [d_left.mT @ right]
-        slopes += [] if d_right is None else [left.mT @ d_right]
-        return k * sum(slopes)
-
-    @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        left, right, k = ctx.saved_tensors
-        slope = grad * k
-        wanted = ctx.needs_input_grad
-        return right @ slope.mT if wanted[0] else None, left @ slope if wanted[1] else None, None

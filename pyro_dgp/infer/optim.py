@@ -16,12 +16,12 @@ class ScheduledAdam(PyroLRScheduler):
     parameters take their steps together, after a first one each, in torch's fused implementation.
 
     :param scheduler: A class from ``torch.optim.lr_scheduler``.
-    :param dict optim_args: For ``torch.optim.Adam``.
+    :param dict optim_args: For ``torch.optim.Adam``; but ``fused`` and ``foreach`` are chosen here.
     :param kwargs: For the scheduler.
     """
 
     def __init__(self, scheduler: Callable, optim_args: dict, **kwargs) -> None:
-        optim_args = {**optim_args, "fused": True}
+        optim_args = {**optim_args, "fused": True, "foreach": None}
         super().__init__(
             scheduler, {"optimizer": torch.optim.Adam, "optim_args": optim_args, **kwargs}
         )
@@ -29,8 +29,7 @@ class ScheduledAdam(PyroLRScheduler):
         self._all = torch.optim.Adam([torch.zeros(1)], **optim_args)
 
     def _get_optim(self, params: Tensor):
-        # The fused step takes all arrays to be contiguous: of a slice it would overwrite the rest.
-        optim_args = {**self.pt_optim_args, "fused": params.is_contiguous()}
+        optim_args = {**self.pt_optim_args, "fused": _can_be_fused(params)}
         return self.pt_scheduler_constructor(
             torch.optim.Adam([params], **optim_args), **self.kwargs
         )
@@ -43,7 +42,7 @@ class ScheduledAdam(PyroLRScheduler):
         known = {
             p: self.optim_objs[p].optimizer
             for p in params
-            if p in self.optim_objs and p.is_contiguous()
+            if p in self.optim_objs and _can_be_fused(p)
         }
         super().__call__([p for p in params if p not in known], *args, **kwargs)
         groups: dict[float, dict] = {}
@@ -53,3 +52,8 @@ class ScheduledAdam(PyroLRScheduler):
         self._all.param_groups = list(groups.values())
         self._all.state = {p: optimizer.state[p] for p, optimizer in known.items()}
         self._all.step(*args, **kwargs)
+
+
+def _can_be_fused(parameter: Tensor) -> bool:
+    """The fused step takes all arrays to be contiguous: of a slice it would overwrite the rest."""
+    return parameter.is_contiguous() and not parameter.is_complex()

@@ -95,3 +95,20 @@ def test_a_parameter_that_is_a_slice():
         optim(parts)
     torch.testing.assert_close(*parts)
     assert whole[:, 3:].eq(0).all()
+
+
+def test_complex_parameters_and_an_option_that_does_not_go_with_a_fused_step():
+    found = []
+    for optim in (
+        ScheduledAdam(StepLR, {**OPTIONS, "foreach": True}, **SCHEDULE),
+        pyros(),
+    ):
+        pyro.clear_param_store()
+        pyro.param("a", torch.tensor([1.0 + 2.0j, -0.5j]))
+        p = pyro.param("a").unconstrained()
+        for step in range(4):
+            p.grad = (step + 1) * p.detach().cos()
+            optim([p])
+            optim.step()
+        found.append(p.detach())
+    torch.testing.assert_close(*found)
