@@ -10,7 +10,8 @@ GPyTorch's model has the same hidden layers (GPs, inducing inputs, mixing) and a
 no latent input: its first layer sees B rows, where ours sees K B. "GPyTorch, K B rows" is the same
 model given its inputs K times, which makes the work the same. The floor is the time of the step's
 large products alone: for each layer of R GPs with M inducing inputs, and n = K B rows, a = L^-1 k
-(M M n), C a for all GPs and their derivatives by C (R M M n each). A grid goes on where it stopped.
+and the derivative by k (M M n each), C a for all GPs and their derivatives by C (R M M n each). A
+grid goes on where it stopped.
 """
 
 import argparse
@@ -127,6 +128,7 @@ def floor_step(X, num_layers, n):
         for columns in products:
             wide = (rows @ square) @ columns
             rows.mT @ wide
+            rows @ square
 
     return step
 
