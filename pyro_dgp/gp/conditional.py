@@ -102,7 +102,7 @@ class _Marginals(torch.autograd.Function):
     def forward(Kfu: Tensor, Luu: Tensor, u_loc: Tensor, S: Tensor) -> tuple[Tensor, ...]:
         factors = _factors(Kfu, Luu, S)
         A, _, CA = factors
-        loc, form = A @ u_loc.mT, (CA @ A.unsqueeze(-1)).squeeze(-1)
+        loc, form = A @ u_loc.mT, (A.unsqueeze(-2) @ CA.mT).squeeze(-2)
         # Under vmap both must be batched: what is not would give its derivatives once an entry.
         return loc + torch.zeros_like(form), form + torch.zeros_like(loc), *factors
 

@@ -240,7 +240,7 @@ def kind(name):
     if name in ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"):
         return "matrix products"
     if "cholesky" in name or "triangular" in name or "solve" in name:
-        return "factors of kernel matrices"
+        return "factors and solves"
     return "other tensor operations" if name.startswith("aten::") else None
 
 
