@@ -82,7 +82,7 @@ class _Marginals(torch.autograd.Function):
     r"""Means :math:`a_n^\top m_r` and quadratic forms :math:`a_n^\top C_r\, a_n`, [n, R] each.
 
     Given the derivatives :math:`\bar\mu` by the means and :math:`\bar v` by the forms, the others
-    reuse the products C a and take two large ones more, those of G and of the last line:
+    reuse the products C a, and take R large ones for G and another for the derivative by k:
 
     .. math::
         G_r &= \sum_n \bar v_{nr}\, a_n a_n^\top, \qquad \bar S_r = 2\, G_r S_r, \qquad

@@ -22,7 +22,7 @@ class RBF(pyro.contrib.gp.kernels.RBF):
         :param torch.Tensor X: [n, D].
         :param torch.Tensor Z: [M, D]; None for X.
         :param bool diag: Return the prior variances of X only, [n].
-        :returns: [n, M].
+        :returns: [n, M]. With Z, the derivatives need this array: change a copy of it only.
         """
         if diag:
             return self._diag(X)
@@ -42,7 +42,7 @@ class RBF(pyro.contrib.gp.kernels.RBF):
         right = torch.cat([z, torch.ones_like(z2), z2 + log_variance])
         k = left.mT @ right
         # Rounding must not make a distance negative: far away, its exponential would overflow.
-        # Neither needs another array, as the derivatives need no more than the exponential.
+        # In place, as the derivatives need no more than the exponential.
         k.detach().clamp_max_(log_variance.detach())
         k = k.exp_()
         if Z is None:
