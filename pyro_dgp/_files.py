@@ -69,8 +69,7 @@ def read_tensors(path: Path, what: str) -> dict:
     except Exception as error:  # there are many ways of saying so
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(
-            f"{path} is no {what}, or a damaged one ({reason}). Use another file name, or remove "
-            "it."
+            f"{path} is no {what}, or a damaged one ({reason}). Give another file name."
         ) from error
 
 

@@ -102,7 +102,9 @@ def _fit(args: argparse.Namespace) -> int:
     output = Path(args.output)
     if output.is_dir():
         raise ValueError(f"--output {output} is a folder; name a file.")
-    checkpoint = output.with_name(output.name + ".checkpoint")
+    checkpoint, partial = (
+        output.with_name(f"{output.name}.{kind}") for kind in ("checkpoint", "partial")
+    )
     table = read_table(args.table)
     columns = Columns.of(table, args.target, args.drop, args.impute)
     X, y = columns.inputs(table), columns.target_values(table)
@@ -115,26 +117,31 @@ def _fit(args: argparse.Namespace) -> int:
         checkpoint=checkpoint, verbose=not args.quiet, **options,
     )  # fmt: skip
     print(
-        f"{len(X)} rows, {X.shape[1]} inputs ({len(columns.numeric)} numbers, "
-        f"{len(columns.categorical)} categories), {len(test)} rows held out."
+        f"{len(X)} rows, {X.shape[1]} inputs (columns: {len(columns.numeric)} of numbers, "
+        f"{len(columns.categorical)} of texts), {len(test)} rows held out."
     )
     model.fit(X.iloc[train], y[train])
-    model.save(output, columns=columns.as_dict())
-    if model.history_.interrupted:
+    steps, interrupted = len(model.history_.losses), model.history_.interrupted
+    # A model that is whole, of an earlier command, stays.
+    model.save(partial if interrupted else output, columns=columns.as_dict())
+    if interrupted:
         goes_on = f", and the same command goes on from {checkpoint}" if checkpoint.exists() else ""
         print(
-            f"pyro-dgp: interrupted after {len(model.history_.losses)} steps. The model so far is "
-            f"{output}{goes_on}.",
+            f"pyro-dgp: interrupted after {steps} steps. The model so far is {partial}{goes_on}.",
             file=sys.stderr,
         )
         return 130
     if len(test):
         scores = report(model, X.iloc[train], y[train], X.iloc[test], y[test], args.seed)
         _print_report(scores, len(test))
-    steps = len(model.history_.losses)
-    print(f"time   {model.history_.seconds:.0f} s for {steps} steps\nmodel  {output}")
-    with suppress(FileNotFoundError):
-        checkpoint.unlink()
+    print(f"time   {model.history_.seconds:.0f} s for {steps} steps")
+    best = ""
+    if len(model.validation_crps_):
+        step = model.validation_steps_[model.validation_crps_.argmin()]
+        best = f" as it was after {step} steps, when its CRPS on validation rows was best"
+    print(f"model  {output}{best}")
+    for leftover in (checkpoint, partial):
+        leftover.unlink(missing_ok=True)
     return 0
 
 

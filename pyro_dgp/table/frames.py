@@ -197,13 +197,15 @@ class Columns:
         return asdict(self)
 
     def _check_missing(self, frame: pd.DataFrame) -> None:
-        counts = frame[[*self.numeric, *self.categorical]].isna().sum()
+        missing = frame[[*self.numeric, *self.categorical]].isna()
+        counts = missing.sum()
         counts = counts[counts > 0]
         if len(counts) and not self.impute:
             named = ", ".join(f"{name} ({count})" for name, count in counts.items())
             raise ValueError(
-                f"Values are missing in {len(frame)} rows: {named}. Remove those rows or columns "
-                "(--drop), or fit with --impute to put medians and most frequent categories there."
+                f"Values are missing in {missing.any(axis=1).sum()} of {len(frame)} rows: {named}. "
+                "Fit with --impute to put medians and most frequent categories there, leave the "
+                "columns out with --drop, or remove the rows from the file."
             )
 
     def _one_hot(self, texts: pd.DataFrame) -> pd.DataFrame:

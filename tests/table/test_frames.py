@@ -36,7 +36,9 @@ def test_several_targets_and_dropped_columns():
 
 def test_missing_values():
     frame = FRAME.assign(size=[1.0, np.nan, np.nan, 8.0], city=["Oslo", None, "Rome", "Rome"])
-    with pytest.raises(ValueError, match=r"missing in 4 rows: size \(2\), city \(1\).*--impute"):
+    with pytest.raises(
+        ValueError, match=r"missing in 2 of 4 rows: size \(2\), city \(1\).*--impute"
+    ):
         Columns.of(frame, ["price"]).inputs(frame)
     columns = Columns.of(frame, ["price"], impute=True)
     X = columns.inputs(frame)
