@@ -1,8 +1,11 @@
 import os
+import signal
 
 import pyro
 import pytest
 import torch
+
+from pyro_dgp.infer import training
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # there are as many processes as cores
@@ -18,3 +21,22 @@ def _clean_state():
     yield
     torch.set_default_dtype(previous)
     pyro.clear_param_store()
+
+
+@pytest.fixture
+def ctrl_c_at(monkeypatch):
+    """Has Ctrl-C pressed in the n-th training step from then on; returns the growing steps."""
+
+    def press_at(n):
+        steps, advance = [], training._advance
+
+        def advance_and_press(*args):
+            steps.append(len(steps))
+            if len(steps) == n:
+                signal.raise_signal(signal.SIGINT)
+            return advance(*args)
+
+        monkeypatch.setattr(training, "_advance", advance_and_press)
+        return steps
+
+    return press_at

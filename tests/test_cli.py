@@ -1,12 +1,11 @@
 import json
-import signal
 from pathlib import Path
 
 import pytest
 
 from pyro_dgp import cli
 from pyro_dgp.experiments import figures, runs
-from pyro_dgp.infer import SNRSweep, training
+from pyro_dgp.infer import SNRSweep
 
 DATA = Path(__file__).parent / "data"
 
@@ -104,23 +103,16 @@ def test_a_run_that_is_done_is_not_run_again(monkeypatch, tmp_path, capsys):
     assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".pt"}
 
 
-def test_train_goes_on_after_ctrl_c(monkeypatch, tmp_path, capsys):
-    def press_at_the_second_step(*args):
-        presses.append(1)
-        if len(presses) == 2:
-            signal.raise_signal(signal.SIGINT)
-        return advance(*args)
-
-    presses, advance = [], training._advance
+def test_train_goes_on_after_ctrl_c(ctrl_c_at, tmp_path, capsys):
     command = ["demo", "--K", "2", "--steps", "4", "--no-figure", "--quiet"]
     assert cli.main([*command, "--output", str(tmp_path / "whole")]) == 0
     expected = capsys.readouterr().out
-    monkeypatch.setattr(training, "_advance", press_at_the_second_step)
+    steps = ctrl_c_at(2)
     assert cli.main([*command, "--output", str(tmp_path / "parts")]) == 130
     assert "interrupted after 2 steps" in capsys.readouterr().err
     assert not list((tmp_path / "parts").glob("*.json"))
     assert cli.main([*command, "--output", str(tmp_path / "parts")]) == 0
-    assert len(presses) == 4
+    assert len(steps) == 4
     results = [text.splitlines()[:5] for text in (expected, capsys.readouterr().out)]
     assert results[0] == results[1]
 
@@ -204,20 +196,14 @@ def test_what_a_figure_has_is_kept(tmp_path, what):
     assert (tmp_path / f"{what}.txt").read_text() == table
 
 
-def test_reproduce_goes_on_after_ctrl_c(monkeypatch, tmp_path, capsys):
+def test_reproduce_goes_on_after_ctrl_c(ctrl_c_at, monkeypatch, tmp_path, capsys):
     """At once: without an evaluation of what was interrupted."""
-
-    def press(*args):
-        signal.raise_signal(signal.SIGINT)
-        return advance(*args)
-
     monkeypatch.setenv("PYRO_DGP_DATA", str(DATA))
-    advance = training._advance
+    ctrl_c_at(1)
     command = ["reproduce", "table1", "--datasets", "solar", "--splits", "1", "--steps", "2"]
     command += ["--train-K", "2", "--test-samples", "5", "--evaluations", "2", "--quiet"]
     command += ["--output", str(tmp_path)]
     with monkeypatch.context() as patch:
-        patch.setattr(training, "_advance", press)
         patch.setattr(runs, "evaluate", None)
         assert cli.main(command) == 130
     assert "the same command goes on" in capsys.readouterr().err

@@ -99,16 +99,19 @@ def test_values_and_gradients_are_those_of_the_plain_formulas():
         assert (ours - plain).abs().max() < 1e-9 * plain.abs().max().clamp(min=1)
 
 
-@pytest.mark.parametrize("num_inducing", [50, 128])
-@pytest.mark.parametrize("root", [0.01, 0.1])
-def test_error_in_float32_is_that_of_the_plain_formulas(num_inducing, root):
-    """Inducing inputs in a row, far closer than the lengthscale: variances are some 1e-4."""
-    kernel = RBF(1, lengthscale=torch.tensor(0.3))
+def inputs_in_a_row(num_inducing, root):
+    """Far closer than the lengthscale: variances are some 1e-4."""
+    Z, X = torch.linspace(0, 3, num_inducing).unsqueeze(-1), 3 * torch.rand(300, 1)
+    return Z, X, torch.randn(R, num_inducing), root * torch.eye(num_inducing).expand(R, -1, -1)
+
+
+@pytest.mark.parametrize("case", ["scattered", (50, 0.01), (50, 0.1), (128, 0.01), (128, 0.1)])
+def test_error_in_float32_is_that_of_the_plain_formulas(case):
     weights = torch.randn(300, R), torch.randn(300, R)
     with torch.no_grad():
-        Z, X = torch.linspace(0, 1, num_inducing).unsqueeze(-1), torch.rand(300, 1)
-        Luu = stable_cholesky(kernel(Z).float()).double()
-        m, S = torch.randn(R, num_inducing), root * torch.eye(num_inducing).expand(R, -1, -1)
+        Z, X, m, S = hard_problem() if case == "scattered" else inputs_in_a_row(*case)
+        kernel = RBF(Z.shape[1])
+        Luu = stable_cholesky(kernel(Z), 1e-5).float().double()
         problem = [x.float().double() for x in (Luu, kernel(X, Z), kernel(X, diag=True), m, S)]
 
     def marginals_and_gradients(conditional_of, dtype):

@@ -1,6 +1,5 @@
 """fit, predict and plot, as someone with a CSV file types them."""
 
-import signal
 import sys
 
 import numpy as np
@@ -8,7 +7,6 @@ import pandas as pd
 import pytest
 
 from pyro_dgp.cli import main
-from pyro_dgp.infer import training
 from pyro_dgp.table import report as report_module
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*interactive:UserWarning")
@@ -41,19 +39,12 @@ def test_fit_leaves_a_model_and_nothing_else(fitted):
     assert sorted(p.name for p in fitted.iterdir()) == ["houses.csv", "houses.pt"]
 
 
-def test_an_interrupted_fit_leaves_an_earlier_model_alone(fitted, capsys, monkeypatch, tmp_path):
-    def press_at_the_third_step(*args):
-        presses.append(1)
-        if len(presses) == 3:
-            signal.raise_signal(signal.SIGINT)
-        return advance(*args)
-
-    presses, advance = [], training._advance
+def test_an_interrupted_fit_leaves_an_earlier_model_alone(fitted, capsys, ctrl_c_at, tmp_path):
     output = tmp_path / "m.pt"
     output.write_bytes(earlier := (fitted / "houses.pt").read_bytes())
     command = ["fit", str(fitted / "houses.csv"), "--target", "price", "--steps", "5", "--quiet"]
     command += ["--layers", "1", "--test-fraction", "0", "--output", str(output)]
-    monkeypatch.setattr(training, "_advance", press_at_the_third_step)
+    steps = ctrl_c_at(3)
     assert main(command) == 130
     assert "interrupted after 3 steps. The model so far is" in capsys.readouterr().err
     assert output.read_bytes() == earlier
@@ -61,7 +52,7 @@ def test_an_interrupted_fit_leaves_an_earlier_model_alone(fitted, capsys, monkey
     capsys.readouterr()
     assert main(command) == 0
     assert "for 5 steps\nmodel  " in capsys.readouterr().out
-    assert len(presses) == 5
+    assert len(steps) == 5
     assert output.read_bytes() != earlier
     assert list(tmp_path.iterdir()) == [output]
 
