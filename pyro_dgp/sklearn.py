@@ -397,9 +397,12 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             yield
 
     def _crps(self, X: torch.Tensor, y: torch.Tensor) -> float:
-        with untouched_random_state():
-            pyro.set_rng_seed(self._seed)
-            return self.dgp_.predict(X, _SCORE_SAMPLES, shared_draws=True).crps(y).mean().item()
+        p = self.dgp_.predict(X, _SCORE_SAMPLES, shared_draws=True, generator=self._generator())
+        return p.crps(y).mean().item()
+
+    def _generator(self) -> torch.Generator:
+        """The same draws for every prediction."""
+        return torch.Generator(self.device).manual_seed(self._seed)
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.as_tensor(array, dtype=getattr(torch, self.dtype), device=self.device)
@@ -418,14 +421,14 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     def _predict(self, X: np.ndarray, z: torch.Tensor | None = None) -> PredictiveMixture:
         """Of checked inputs, in units of y; with the same draws every time."""
         x = self._scaled(X)
-        with self._isolated(self._seed):
-            p = self.dgp_.predict(x, self.num_samples, shared_draws=True, z=z)
+        p = self.dgp_.predict(
+            x, self.num_samples, shared_draws=True, z=z, generator=self._generator()
+        )
         mean, scale = (
             torch.as_tensor(v if self._y_ndim == 2 else v[0], dtype=torch.float64)
             for v in (self._y_scaler.mean_, self._y_scaler.scale_)
         )
-        loc, std = p.loc.double().cpu() * scale + mean, p.scale.double().cpu() * scale
-        return PredictiveMixture(loc, std, p.event_dim)
+        return p.to(torch.float64).affine(mean, scale)
 
     def _predictions(self, X: np.ndarray) -> Iterator[PredictiveMixture]:
         """Predictive distributions of checked inputs, some rows at a time."""
@@ -446,7 +449,7 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             raise ValueError(f"y has shape {tuple(y.shape)}, but the model has targets {outputs}.")
         found, start = [], 0
         for p in self._predictions(X):
-            stop = start + p.loc.shape[1]
+            stop = start + len(p.mean)
             found.append(value(p, y[start:stop]))
             start = stop
         return torch.cat(found).numpy()

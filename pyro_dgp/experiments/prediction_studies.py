@@ -156,10 +156,7 @@ def _densities(predictives: dict[str, PredictiveMixture], i: int) -> dict[str, T
     margin = 0.05 * (high - low)
     grid = torch.linspace(low - margin, high + margin, 1000).to(ends)
     densities = {
-        kind: PredictiveMixture(p.loc[:, i : i + 1], p.scale[:, i : i + 1])
-        .log_prob(grid.unsqueeze(-1))
-        .exp()
-        .squeeze(-1)
+        kind: p[i : i + 1].log_prob(grid.unsqueeze(-1)).exp().squeeze(-1)
         for kind, p in predictives.items()
     }
     return {"grid": grid, **densities}

@@ -20,6 +20,8 @@ from pyro_dgp.experiments import datasets
 from pyro_dgp.experiments.metrics import bound, evaluate, point_masses
 from pyro_dgp.gp import GPLayer, LatentDGP
 from pyro_dgp.gp.conditional import whitened_kl
+from pyro_dgp.gp.kernels import KERNELS
+from pyro_dgp.gp.likelihoods import LIKELIHOODS
 from pyro_dgp.infer import (
     DRegIWELBO,
     NaturalGradient,
@@ -63,7 +65,9 @@ class RunConfig:
     :param int latent_dim: Dimension of z, 0 for a plain deep GP.
     :param bool learned_qz: Learn q(z | x, y); False fixes it to the prior.
     :param int num_inducing: Inducing inputs a layer.
-    :param float noise_variance: Initial noise variance.
+    :param str likelihood: Name of a likelihood (:data:`~pyro_dgp.gp.likelihoods.LIKELIHOODS`).
+    :param float noise_variance: Initial noise variance of the Gaussian likelihood.
+    :param str kernel: "rbf", "matern12", "matern32" or "matern52".
     :param int num_steps: Gradient steps.
     :param int batch_size: Minibatch size.
     :param float lr: Adam's initial learning rate.
@@ -94,7 +98,9 @@ class RunConfig:
     latent_dim: int = 1
     learned_qz: bool = True
     num_inducing: int = 128
+    likelihood: str = "gaussian"
     noise_variance: float = 0.01
+    kernel: str = "rbf"
     num_steps: int = 3000
     batch_size: int = 64
     lr: float = 0.005
@@ -128,6 +134,8 @@ class RunConfig:
             )
         for name, value, choices in (
             ("loss", self.loss, LOSSES),
+            ("likelihood", self.likelihood, tuple(LIKELIHOODS)),
+            ("kernel", self.kernel, tuple(KERNELS)),
             ("dtype", self.dtype, ("float32", "float64")),
             ("schedule", self.schedule, ("steps", "cosine")),
             ("encoder_optimizer", self.encoder_optimizer, ("adam", "sgd")),
@@ -224,7 +232,9 @@ def train(
         num_layers=config.num_layers,
         latent_dim=config.latent_dim,
         num_inducing=config.num_inducing,
+        likelihood=None if config.likelihood == "gaussian" else config.likelihood,
         noise_variance=config.noise_variance,
+        kernel=config.kernel,
         encoder_widths=(20, 20) if config.learned_qz else None,
         mixing=config.mixing,
     )
@@ -371,7 +381,9 @@ def _record(config: RunConfig, dgp: LatentDGP, history: TrainingHistory) -> dict
         "interrupted": False,
         "history": _thinned(history),
         "train_bound": bound(dgp, config.elbo(), X, y),
-        "noise_variance": dgp.likelihood.variance.item(),
+        "noise_variance": (
+            dgp.likelihood.variance.item() if config.likelihood == "gaussian" else None
+        ),
         "kl": [
             whitened_kl(layer.u_loc, layer.u_scale_tril).sum().item()
             for layer in dgp.layers

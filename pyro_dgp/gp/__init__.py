@@ -1,10 +1,13 @@
-"""What is inferred: the layers of a deep GP and the model they form. Knows no ELBO."""
+"""What is inferred: the layers of a deep GP, its likelihood, and the model they form.
+
+Knows no ELBO.
+"""
 
 from pyro_dgp.gp.encoders import GaussianEncoder
 from pyro_dgp.gp.latent_dgp import LatentDGP
-from pyro_dgp.gp.layers import GPLayer, LatentLayer
-from pyro_dgp.gp.likelihoods import ExpectedNormal, GaussianLikelihood
-from pyro_dgp.gp.predictive import PredictiveMixture
+from pyro_dgp.gp.layers import GPLayer, LatentLayer, Layer
+from pyro_dgp.gp.likelihoods import ExpectedNormal, GaussianLikelihood, Likelihood
+from pyro_dgp.gp.mixture import PredictiveMixture
 
 __all__ = [
     "ExpectedNormal",
@@ -13,5 +16,7 @@ __all__ = [
     "GaussianLikelihood",
     "LatentDGP",
     "LatentLayer",
+    "Layer",
+    "Likelihood",
     "PredictiveMixture",
 ]

@@ -50,7 +50,8 @@ def _model_scores(model, X, y) -> dict:
 
 def _normal_scores(y_train, y) -> dict:
     loc, scale = (torch.full((1, len(y)), v) for v in (y_train.mean(), y_train.std()))
-    normal, target = PredictiveMixture(loc.double(), scale.double()), torch.as_tensor(y)
+    normal = PredictiveMixture(torch.distributions.Normal(loc.double(), scale.double()))
+    target = torch.as_tensor(y)
     return {
         "log_likelihood": normal.log_prob(target).mean().item(),
         "crps": normal.crps(target).mean().item(),

@@ -67,7 +67,8 @@ def test_calibration_of_a_known_predictive(monkeypatch):
 
     def predict(X, num_samples):
         loc = torch.zeros(1, len(X)) if skewed is None else skewed
-        return PredictiveMixture(loc.expand(-1, len(X)), torch.full((len(loc), len(X)), 0.5))
+        scale = torch.full((len(loc), len(X)), 0.5)
+        return PredictiveMixture(torch.distributions.Normal(loc.expand(-1, len(X)), scale))
 
     monkeypatch.setattr(dgp, "predict", predict)
     X, y, skewed = torch.zeros(4000, 2), 0.5 * torch.randn(4000), None

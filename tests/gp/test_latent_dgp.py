@@ -320,6 +320,7 @@ def test_priors_on_hyperparameters():
 
     dgp = small(X, y, kernel=kernel)
     dgp.likelihood.variance = PyroSample(dist.Gamma(torch.tensor(2.0), torch.tensor(5.0)))
+    dgp.likelihood.autoguide("variance", dist.Normal)
     for loss in (DRegIWELBO(K=3), TraceMeanField_ELBO(), Trace_ELBO()):
         svi = SVI(dgp.model, dgp.guide, pyro.optim.Adam({"lr": 0.01}), loss=loss)
         losses = [svi.step(X[:10], y[:10]) for _ in range(5)]
@@ -335,8 +336,8 @@ def test_priors_on_hyperparameters():
         Predictive(dgp.model, guide=dgp.guide, num_samples=2, parallel=True)(X)
     assert Predictive(dgp.model, guide=dgp.guide, num_samples=2)(X)
     predictive = dgp.predict(X[:2], 50)
-    # Every sample has hyperparameters of its own, so variances differ.
-    assert predictive.scale[:, 0].unique().numel() > 10
+    # Every sample has hyperparameters of its own, so variances differ; all rows share them.
+    assert predictive.components.scale[:, 0].unique().numel() == 50
 
 
 # Independence, copies, precision
@@ -400,12 +401,12 @@ def test_copies_predict_alike_and_are_independent(duplicate):
     expected = dgp.predict(X, 4)
     pyro.set_rng_seed(0)
     found = other.predict(X, 4)
-    assert found.loc.equal(expected.loc)
-    assert found.scale.equal(expected.scale)
+    assert found.components.loc.equal(expected.components.loc)
+    assert found.components.scale.equal(expected.components.scale)
     svi = SVI(other.model, other.guide, pyro.optim.Adam({"lr": 0.1}), loss=DRegIWELBO(K=3))
     svi.step(X, y)
     pyro.set_rng_seed(0)
-    assert dgp.predict(X, 4).loc.equal(expected.loc)
+    assert dgp.predict(X, 4).components.loc.equal(expected.components.loc)
     assert not other.layers[1].u_loc.equal(dgp.layers[1].u_loc)
 
 
@@ -415,9 +416,9 @@ def test_state_dict_moves_between_models():
     two, _, _ = trained(2, X, y)
     two.load_state_dict(one.state_dict())
     pyro.set_rng_seed(0)
-    expected = one.predict(X, 3).loc
+    expected = one.predict(X, 3).components.loc
     pyro.set_rng_seed(0)
-    assert two.predict(X, 3).loc.equal(expected)
+    assert two.predict(X, 3).components.loc.equal(expected)
 
 
 def test_a_given_name_is_kept():
@@ -463,7 +464,7 @@ def test_prediction_is_the_mixture_over_draws_of_z():
         sd = (var[..., 0] + dgp.likelihood.variance).sqrt()
         exact = (Normal(loc[..., 0], sd).log_prob(y[:4, None]).exp() * w).sum(-1)
         p = dgp.predict(X[:4], 20_000)
-        density = Normal(p.loc, p.scale).log_prob(y[:4]).exp()
+        density = Normal(p.components.loc, p.components.scale).log_prob(y[:4]).exp()
     error = density.std(0) / 20_000**0.5
     assert ((density.mean(0) - exact).abs() < 4.5 * error).all()
 
@@ -471,11 +472,11 @@ def test_prediction_is_the_mixture_over_draws_of_z():
 def test_chunks_of_rows_and_samples(monkeypatch):
     X, y = data()
     dgp = randomize(small(X, y))
-    monkeypatch.setattr("pyro_dgp.gp.latent_dgp._PREDICT_ROWS", 7)
+    monkeypatch.setattr("pyro_dgp.gp.prediction._PREDICT_ROWS", 7)
     p = dgp.predict(X, 11)
-    assert p.loc.shape == (11, N)
-    assert p.loc.isfinite().all()
-    assert p.loc.unique().numel() == 11 * N
+    assert p.components.loc.shape == (11, N)
+    assert p.components.loc.isfinite().all()
+    assert p.components.loc.unique().numel() == 11 * N
 
 
 def test_prediction_leaves_no_trace():
@@ -484,7 +485,7 @@ def test_prediction_leaves_no_trace():
     with poutine.trace() as tracer:
         dgp.predict(X, 3)
     assert not [s for s in tracer.trace.nodes.values() if s["type"] == "sample"]
-    assert not any(p.requires_grad for p in (dgp.predict(X, 3).loc,))
+    assert not any(p.requires_grad for p in (dgp.predict(X, 3).components.loc,))
 
 
 # Bad input
@@ -684,12 +685,14 @@ def test_shared_draws_make_rows_independent_of_one_another(monkeypatch, num_outp
         return dgp.predict(X, 50, **options)
 
     whole = predict(X, shared_draws=True)
-    monkeypatch.setattr("pyro_dgp.gp.latent_dgp._PREDICT_ROWS", 7)
-    assert torch.allclose(predict(X[3:5], shared_draws=True).loc, whole.loc[:, 3:5], atol=1e-10)
+    monkeypatch.setattr("pyro_dgp.gp.prediction._PREDICT_ROWS", 7)
+    assert torch.allclose(
+        predict(X[3:5], shared_draws=True).components.loc, whole.components.loc[:, 3:5], atol=1e-10
+    )
     # One distribution, whichever way it is drawn.
     pyro.set_rng_seed(2)
     one, other = (dgp.predict(X[:2], 4000, shared_draws=s) for s in (True, False))
-    error = (one.loc.var(0) / 4000 + other.loc.var(0) / 4000).sqrt()
+    error = (one.components.loc.var(0) / 4000 + other.components.loc.var(0) / 4000).sqrt()
     assert ((one.mean - other.mean).abs() < 4 * error).all()
     assert torch.allclose(one.stddev, other.stddev, rtol=0.1)
 
@@ -702,7 +705,9 @@ def test_predictions_with_a_given_latent_input():
     found = dgp.predict(X, 3, z=z)
     inputs = torch.cat([X, z.expand(len(X), 2)], -1)
     loc, var = dgp.layers[-1].marginal(inputs)
-    assert torch.allclose(found.loc, loc.mT.expand(3, -1))
-    assert torch.allclose(found.scale, (var + dgp.likelihood.variance).sqrt().mT.expand(3, -1))
+    assert torch.allclose(found.components.loc, loc.mT.expand(3, -1))
+    assert torch.allclose(
+        found.components.scale, (var + dgp.likelihood.variance).sqrt().mT.expand(3, -1)
+    )
     with pytest.raises(ValueError, match=r"z has shape \(1,\)"):
         dgp.predict(X, 3, z=z[:1])

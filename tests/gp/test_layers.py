@@ -10,7 +10,7 @@ from torch import nn
 
 from pyro_dgp import GPLayer, LatentLayer
 from pyro_dgp.gp.conditional import stable_cholesky
-from pyro_dgp.gp.layers import _InducingNormal
+from pyro_dgp.gp.inducing import InducingNormal
 
 D, M, R, WIDTH = 3, 6, 2, 4
 
@@ -98,7 +98,7 @@ def test_global_sites_and_their_kl():
 def test_density_of_inducing_values_near_zero_scale():
     """A root like those that hidden layers pass through early in training."""
     S = 5e-3 * torch.rand(M * 20, M * 20).tril(-1) + 1e-5 * torch.eye(M * 20)
-    q = _InducingNormal(torch.zeros(M * 20), scale_tril=S)
+    q = InducingNormal(torch.zeros(M * 20), scale_tril=S)
     draws = [q.rsample() for _ in range(200)]
     entropy = q.entropy()
     log_q = torch.tensor([_fresh_log_prob(q) for _ in draws])

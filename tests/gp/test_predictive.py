@@ -3,24 +3,33 @@ import pytest
 import torch
 from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
 
-from pyro_dgp.gp import PredictiveMixture, predictive
+from pyro_dgp.gp import PredictiveMixture
+from pyro_dgp.gp import mixture as mixture_module
 
 S, N, P = 30, 4, 2
+
+
+def normals(loc, scale, event_dim=0):
+    return PredictiveMixture(Normal(loc, scale), event_dim)
 
 
 @pytest.fixture(params=[0, 1], ids=["[N]", "[N, P]"])
 def mixture(request, monkeypatch):
     """Chunks so small that every method needs several."""
-    monkeypatch.setattr(predictive, "_CHUNK", 7 * N * P)
+    monkeypatch.setattr(mixture_module, "_CHUNK", 7 * N * P)
     shape = (S, N, P) if request.param else (S, N)
-    return PredictiveMixture(torch.randn(shape), 0.05 + torch.rand(shape), request.param)
+    return normals(torch.randn(shape), 0.05 + torch.rand(shape), request.param)
 
 
 def reference(mixture, joint=True):
     """torch's mixture, jointly over the outputs or for each output's marginal."""
-    components = Normal(mixture.loc.movedim(0, 1), mixture.scale.movedim(0, 1))
+    components = Normal(
+        mixture.components.loc.movedim(0, 1), mixture.components.scale.movedim(0, 1)
+    )
     if not joint:
-        components = Normal(mixture.loc.movedim(0, -1), mixture.scale.movedim(0, -1))
+        components = Normal(
+            mixture.components.loc.movedim(0, -1), mixture.components.scale.movedim(0, -1)
+        )
         return MixtureSameFamily(Categorical(torch.ones_like(components.loc)), components)
     return MixtureSameFamily(
         Categorical(torch.ones(N, S)), Independent(components, mixture.event_dim)
@@ -39,7 +48,7 @@ def test_density_and_moments_are_those_of_torchs_mixture(mixture, lead):
     torch.testing.assert_close(mixture.mean, expected.mean)
     torch.testing.assert_close(mixture.variance, expected.variance)
     # The mean of the variances, the known wrong variant, is another number.
-    assert (mixture.variance > 1.2 * mixture.scale.square().mean(0)).all()
+    assert (mixture.variance > 1.2 * mixture.components.scale.square().mean(0)).all()
     torch.testing.assert_close(mixture.cdf(y), reference(mixture, joint=False).cdf(y))
 
 
@@ -56,7 +65,7 @@ def test_quantiles_invert_the_cdf(mixture):
 def test_quantile_between_far_components():
     """A step in the cdf and a flat stretch, where Newton's method alone fails."""
     loc = torch.tensor([0.0, 1e3]).unsqueeze(-1)
-    mixture = PredictiveMixture(loc, torch.full_like(loc, 1e-5))
+    mixture = normals(loc, torch.full_like(loc, 1e-5))
     x = mixture.quantile(torch.tensor([0.2, 0.49, 0.51, 0.8]))
     exact = Normal(0.0, 1e-5).icdf(torch.tensor([0.4, 0.98, 0.02, 0.6]))
     torch.testing.assert_close(
@@ -67,7 +76,7 @@ def test_quantile_between_far_components():
 @pytest.mark.parametrize("scale", [1.0, 1e-6, 1e-16, 1e8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_quantiles_of_any_scale(scale, dtype):
-    mixture = PredictiveMixture(
+    mixture = normals(
         scale * torch.randn(200, 5).to(dtype), scale * (0.1 + torch.rand(200, 5)).to(dtype)
     )
     q = torch.tensor([0.01, 0.3, 0.9], dtype=dtype)
@@ -83,7 +92,7 @@ def test_quantile_of_no_probability(mixture, q):
 
 def crps_by_integration(mixture, y):
     """Integral of (F(x) - 1{x >= y})^2, in two pieces."""
-    total = torch.zeros(mixture.loc.shape[1:])
+    total = torch.zeros(mixture.components.loc.shape[1:])
     t, w = (torch.as_tensor(a) for a in np.polynomial.legendre.leggauss(2000))
     for a, b, step in ((-12.0, y, 0.0), (y, 12.0, 1.0)):
         a, b = torch.as_tensor(a).expand_as(total), torch.as_tensor(b).expand_as(total)
@@ -100,14 +109,14 @@ def test_crps_is_the_integral(mixture):
 
 
 def test_crps_of_one_component():
-    m = PredictiveMixture(torch.zeros(1, 1), torch.ones(1, 1))
+    m = normals(torch.zeros(1, 1), torch.ones(1, 1))
     expected = 2 * torch.tensor(2 * np.pi).rsqrt() - torch.tensor(np.pi).rsqrt()
     torch.testing.assert_close(m.crps(torch.zeros(1)), expected.reshape(1))
 
 
 def test_crps_of_many_components_is_close():
     loc, scale = torch.randn(3000, 2), 0.1 + torch.rand(3000, 2)
-    m, y = PredictiveMixture(loc, scale), torch.tensor([0.0, 2.0])
+    m, y = normals(loc, scale), torch.tensor([0.0, 2.0])
     torch.testing.assert_close(m.crps(y), crps_by_integration(m, y), rtol=3e-3, atol=0)
 
 
@@ -123,7 +132,7 @@ def test_samples(mixture):
 
 def test_outputs_of_a_draw_share_their_component():
     loc = torch.tensor([[[-5.0, -5.0]], [[5.0, 5.0]]])
-    draws = PredictiveMixture(loc, torch.full_like(loc, 0.1), 1).sample((100,))
+    draws = normals(loc, torch.full_like(loc, 0.1), 1).sample((100,))
     assert (draws[..., 0].sign() == draws[..., 1].sign()).all()
     assert draws.sign().unique().numel() == 2
 
@@ -136,16 +145,16 @@ def test_expand(mixture):
 
 
 def test_shapes_must_agree():
-    with pytest.raises(ValueError, match="must have one shape"):
-        PredictiveMixture(torch.zeros(3, 2), torch.ones(3, 1))
+    with pytest.raises(ValueError, match=r"batch shapes \[\(3,\)\], but need"):
+        normals(torch.zeros(3), torch.ones(3), 1)
+    with pytest.raises(ValueError, match=r"\(3, 2\), \(4, 5\)"):
+        PredictiveMixture([Normal(torch.zeros(s), 1.0) for s in ((3, 2), (4, 5))])
     with pytest.raises(ValueError, match="scale"):
-        PredictiveMixture(torch.zeros(3, 2), torch.zeros(3, 2))
+        normals(torch.zeros(3, 2), torch.zeros(3, 2))
 
 
 def test_float32():
-    m = PredictiveMixture(
-        torch.randn(5, 3, dtype=torch.float32), torch.rand(5, 3, dtype=torch.float32)
-    )
+    m = normals(torch.randn(5, 3, dtype=torch.float32), torch.rand(5, 3, dtype=torch.float32))
     y = torch.zeros(3, dtype=torch.float32)
     for value in (m.log_prob(y), m.cdf(y), m.crps(y), m.quantile(0.5), m.sample(), m.variance):
         assert value.dtype == torch.float32

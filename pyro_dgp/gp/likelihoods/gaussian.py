@@ -1,20 +1,14 @@
-r"""Observation sites that integrate the last layer.
+"""Gaussian noise of one variance."""
 
-Where f ~ N(mean, var) is the last layer's marginal, the bound needs :math:`E_f[\log p(y|f)]`, not
-:math:`\log E_f[p(y|f)]`: the second is no lower bound once it stands inside the sum over data with
-q(f)'s KL outside.
-"""
-
-import pyro
 import pyro.distributions as dist
 import torch
-from pyro.contrib.gp.likelihoods.likelihood import Likelihood
 from pyro.nn import PyroParam
 from torch import Tensor
 from torch.distributions import constraints
 from torch.distributions.utils import broadcast_all
 
 from pyro_dgp.gp.constraints import softplus_above
+from pyro_dgp.gp.likelihoods.base import Likelihood
 
 __all__ = ["ExpectedNormal", "GaussianLikelihood"]
 
@@ -82,53 +76,40 @@ class GaussianLikelihood(Likelihood):
     """
 
     def __init__(self, variance: Tensor | float = 0.01, event_dim: int = 0) -> None:
-        super().__init__()
+        super().__init__(event_dim)
         variance = torch.as_tensor(variance)
-        if event_dim not in (0, 1) or variance.dim() > event_dim:
+        if variance.dim() > event_dim:
             raise ValueError(
                 f"variance has shape {tuple(variance.shape)} with event_dim={event_dim}; give a "
                 "scalar, or with event_dim=1 one variance per output."
             )
         if not bool((variance > 1e-6).all()) or not bool(torch.isfinite(variance).all()):
             raise ValueError(f"variance must be finite and above 1e-6, but it is {variance}.")
-        self.event_dim = event_dim
         self.variance = PyroParam(variance, softplus_above(1e-6))
 
     def check_output_dim(self, output_dim: int) -> None:
-        """Refuses a last layer of a width that fits neither ``event_dim`` nor the variances.
-
-        :raises ValueError: Names what to change.
         """
-        outputs = output_dim if self.event_dim else 1
-        if outputs != output_dim:
-            raise ValueError(
-                f"The last layer has {output_dim} outputs: use event_dim=1 for targets [N, P]."
-            )
-        if self.variance.numel() not in (1, outputs):
+        :raises ValueError: If a last layer of that width fits neither ``event_dim`` nor the
+            variances.
+        """
+        super().check_output_dim(output_dim)
+        if self.variance.numel() not in (1, output_dim):
             raise ValueError(
                 f"The likelihood has {self.variance.numel()} noise variances, but the last layer "
                 f"has {output_dim} outputs."
             )
 
-    def forward(self, f_loc: Tensor, f_var: Tensor, y: Tensor | None = None) -> Tensor:
-        """The observation site, to be called inside the data plate.
+    def conditional(self, f: Tensor) -> dist.Distribution:
+        """N(f, variance)."""
+        return dist.Normal(f, self.variance.sqrt(), validate_args=False)
 
-        :param torch.Tensor f_loc: Means of the last layer, [..., B, P].
-        :param torch.Tensor f_var: Its variances, [..., B, P].
-        :param torch.Tensor y: Targets, [B] or [B, P], or None to draw them.
-        :returns: y, or a draw from the predictive distribution.
-        """
-        f_loc, f_var = self._as_target(f_loc), self._as_target(f_var)
-        y_dist = ExpectedNormal(f_loc, f_var, self.variance).to_event(self.event_dim)
-        return pyro.sample(self._pyro_get_fullname("y"), y_dist, obs=y)
+    def expected_log_prob(self, y: Tensor, loc: Tensor, var: Tensor) -> Tensor:
+        """See :class:`ExpectedNormal`."""
+        return ExpectedNormal(loc[0], var[0], self.variance, validate_args=False).log_prob(y)
 
-    def predictive(self, f_loc: Tensor, f_var: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation of y with f integrated, in the targets' shape.
+    def observation(self, loc: Tensor, var: Tensor) -> dist.Distribution:
+        return ExpectedNormal(loc[0], var[0], self.variance).to_event(self.event_dim)
 
-        :param torch.Tensor f_loc: [..., B, P].
-        :param torch.Tensor f_var: [..., B, P].
-        """
-        return self._as_target(f_loc), (self._as_target(f_var) + self.variance).sqrt()
-
-    def _as_target(self, f: Tensor) -> Tensor:
-        return f if self.event_dim else f.squeeze(-1)
+    def marginal(self, loc: Tensor, var: Tensor) -> dist.Distribution:
+        """N(loc, var + variance)."""
+        return dist.Normal(loc[0], (var[0] + self.variance).sqrt(), validate_args=False)

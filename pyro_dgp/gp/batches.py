@@ -1,0 +1,101 @@
+"""Distributions whose batch is cut, gathered, filled and converted, whatever their parameters are.
+
+What a distribution holds per element of its batch is what has the batch's shape in front: tensors,
+other distributions, and tuples and dicts of them.
+"""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution
+
+from pyro_dgp.gp.fixed import mapped_copy
+
+__all__ = ["assembled", "converted", "mapped"]
+
+
+def mapped(d: Distribution, fn: Callable[[Tensor], Tensor]) -> Distribution:
+    """The distribution with ``fn`` of what it holds per element of its batch.
+
+    :param fn: Something that looks at the batch's dimensions only, such as ``lambda t: t[:, 3]``.
+    """
+
+    def of(value):
+        if isinstance(value, Tensor):
+            return fn(value) if _has_batch(value, d) else value
+        if isinstance(value, Distribution):
+            return mapped(value, fn)
+        if isinstance(value, tuple):
+            return tuple(of(v) for v in value)
+        return {k: of(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+    new = copy.copy(d)
+    new.__dict__.update({name: of(v) for name, v in vars(d).items() if not _is_shape(v)})
+    new._batch_shape = fn(torch.empty(()).expand(d.batch_shape)).shape
+    return new
+
+
+def converted(d: Distribution, dtype: torch.dtype, device: torch.device) -> Distribution:
+    """The distribution in another dtype, or on another device; integers stay integers."""
+
+    def of(value):
+        if isinstance(value, Tensor):
+            return value.to(device, dtype if value.is_floating_point() else value.dtype)
+        if isinstance(value, nn.Module):
+            return mapped_copy(value, of)
+        if isinstance(value, Distribution):
+            return converted(value, dtype, device)
+        if isinstance(value, tuple) and not _is_shape(value):
+            return tuple(of(v) for v in value)
+        return {k: of(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+    new = copy.copy(d)
+    new.__dict__.update({name: of(v) for name, v in vars(d).items()})
+    return new
+
+
+def assembled(
+    parts: Iterable[tuple[tuple[slice, ...], Distribution]], shape: tuple[int, ...]
+) -> Distribution:
+    """One distribution of the parts of its batch.
+
+    :param parts: Places in the leading dimensions of the batch, and what belongs there.
+    :param shape: Those dimensions.
+    """
+    full, num = None, len(shape)
+    for where, part in parts:
+        if full is None:
+            if part.batch_shape[:num] == torch.Size(shape):
+                return part
+            full = mapped(part, lambda t: t.new_empty(*shape, *t.shape[num:]))
+        for whole, some in zip(_held(full), _held(part), strict=True):
+            whole[where] = some
+    return full
+
+
+def _held(d: Distribution) -> Iterator[Tensor]:
+    """The tensors that :func:`mapped` maps."""
+
+    def of(value) -> Iterator[Tensor]:
+        if isinstance(value, Tensor):
+            if _has_batch(value, d):
+                yield value
+        elif isinstance(value, Distribution):
+            yield from _held(value)
+        elif isinstance(value, tuple | dict) and not _is_shape(value):
+            for v in value.values() if isinstance(value, dict) else value:
+                yield from of(v)
+
+    for value in vars(d).values():
+        yield from of(value)
+
+
+def _has_batch(value: Tensor, d: Distribution) -> bool:
+    shape = d.batch_shape
+    return value.shape[: len(shape)] == shape
+
+
+def _is_shape(value) -> bool:
+    return isinstance(value, torch.Size)

@@ -1,0 +1,136 @@
+"""Checks of a model's parts and of its data, with one clear error each."""
+
+import weakref
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from pyro_dgp.gp.layers import Layer
+
+__all__ = ["LastBatch", "check_data", "check_layers", "input_width"]
+
+
+def check_layers(layers: Sequence[Layer]) -> None:
+    """
+    :raises ValueError: If the layers do not fit one another, or one belongs to another model.
+    """
+    for i, layer in enumerate(layers):
+        if not isinstance(layer, Layer):
+            raise ValueError(
+                f"layers[{i}] is a {type(layer).__name__}, no Layer: use GPLayer, LatentLayer, or "
+                "a class of your own derived from pyro_dgp.gp.Layer."
+            )
+        if layer._pyro_name or any(layer is other for other in layers[:i]):
+            raise ValueError(
+                f"layers[{i}] is already part of a model: give every model layers of its own."
+            )
+    if not layers:
+        raise ValueError("layers must end with a GPLayer, but there are none.")
+    layers[-1].check_last()
+    width = input_width(layers)
+    for i, layer in enumerate(layers):
+        if width is not None and layer.input_dim not in (None, width):
+            raise ValueError(
+                f"layers[{i}] takes {layer.input_dim} inputs, but the layers before it give "
+                f"{width}."
+            )
+        width = None if width is None else layer.width(width)
+
+
+def input_width(layers: Sequence[Layer]) -> int | None:
+    """Columns of X that the layers take; None if any number will do.
+
+    :raises ValueError: If none is left.
+    """
+    added = 0
+    for i, layer in enumerate(layers):
+        if layer.input_dim is not None:
+            if layer.input_dim <= added:
+                raise ValueError(
+                    f"layers[{i}] takes {layer.input_dim} inputs, all of them latent: none is left "
+                    "for X."
+                )
+            return layer.input_dim - added
+        added += layer.latent_dim
+    return None
+
+
+def check_data(
+    X: Tensor,
+    y: Tensor | None = None,
+    covariates: Mapping[str, Tensor] | None = None,
+    integer_targets: bool = False,
+) -> None:
+    """
+    :param bool integer_targets: Whether y may have an integer dtype.
+    :raises TypeError: If an argument is no tensor, or of a wrong dtype.
+    :raises ValueError: If a shape is wrong, or a value is NaN or infinite.
+    """
+    given = {"X": X} if y is None else {"X": X, "y": y}
+    for argument, value in given.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"{argument} must be a torch.Tensor, but it is a {type(value).__name__}; use "
+                f"torch.as_tensor({argument})."
+            )
+        integers = argument == "y" and integer_targets and not value.is_complex()
+        if not (value.is_floating_point() or integers):
+            raise TypeError(
+                f"{argument} must be floating point, but it is {value.dtype}; use "
+                f"{argument}.double()."
+            )
+    if X.dim() != 2 or X.shape[1] < 1:
+        raise ValueError(
+            f"X must have shape [N, D], but its shape is {tuple(X.shape)}; for a single input "
+            "column use X.unsqueeze(-1)."
+        )
+    if len(X) == 0:
+        raise ValueError("X has no rows.")
+    if y is not None and (y.dim() not in (1, 2) or y.shape[-1] < 1):
+        raise ValueError(f"y must have shape [N] or [N, P], but its shape is {tuple(y.shape)}.")
+    for argument, value in (covariates or {}).items():
+        if not isinstance(value, Tensor) or value.dim() < 1:
+            raise TypeError(f"{argument} must be a torch.Tensor with a row for each row of X.")
+        given[argument] = value
+    for argument, value in given.items():
+        if len(value) != len(X):
+            raise ValueError(f"X has {len(X)} rows, but {argument} has {len(value)}.")
+        if not bool(torch.isfinite(value).all()):
+            bad = int((~torch.isfinite(value)).sum())
+            raise ValueError(
+                f"{argument} holds {bad} NaN or infinite values; drop or impute those rows."
+            )
+
+
+class LastBatch:
+    """Remembers the tensors that were checked last: a step's guide and model get the same ones."""
+
+    def __init__(self) -> None:
+        self._seen: tuple = ()
+
+    def is_again(self, *tensors: Tensor | None) -> bool:
+        """Whether these are the very tensors of the last :meth:`keep`, unchanged since."""
+        return len(tensors) == len(self._seen) and all(
+            found is value and version == _version(value)
+            for value, (found, version) in zip(
+                tensors, ((ref(), version) for ref, version in self._seen), strict=True
+            )
+        )
+
+    def keep(self, *tensors: Tensor | None) -> None:
+        """Has these remembered, weakly."""
+        if any(t is not None and t.is_inference() for t in tensors):
+            tensors = ()  # they do not count their changes
+        self._seen = tuple((_reference(t), _version(t)) for t in tensors)
+
+    def __reduce__(self):
+        return LastBatch, ()  # of a copy or a pickle, nothing has been checked
+
+
+def _reference(tensor: Tensor | None):
+    return (lambda: None) if tensor is None else weakref.ref(tensor)
+
+
+def _version(tensor: Tensor | None) -> int:
+    return 0 if tensor is None or tensor.is_inference() else tensor._version

@@ -1,0 +1,117 @@
+"""Copies of Pyro modules that hold values in place of parameters.
+
+Reading a ``PyroParam`` or a ``PyroSample`` is a message to Pyro's handlers and its param store,
+both of which all threads share. Nothing that reads such a copy sends one.
+"""
+
+from collections.abc import Callable
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.contrib.gp.parameterized import Parameterized
+from pyro.nn import PyroModule
+from pyro.nn.module import _Context
+from torch import Tensor, nn
+from torch.distributions import biject_to, transform_to
+
+__all__ = ["captured", "fixed_copy", "has_priors", "mapped_copy"]
+
+
+def has_priors(module: nn.Module) -> bool:
+    """Whether a part of the module has a ``PyroSample``."""
+    return any(getattr(part, "_pyro_samples", None) for part in module.modules())
+
+
+def captured(module: nn.Module) -> nn.Module:
+    """The module with the values that its parameters have here and now, gradients included.
+
+    Within a ``pyro_method``, that is what Pyro's handlers make of them; a density that is evaluated
+    after the method has returned would not see that otherwise.
+    """
+
+    def read(part: PyroModule) -> dict[str, Tensor]:
+        names = [*part._pyro_params, *part._pyro_samples]
+        names += [n for n in part._parameters if n.removesuffix("_unconstrained") not in names]
+        return {name: getattr(part, name) for name in names}
+
+    return _with_values(module, read, {})
+
+
+def fixed_copy(module: nn.Module, generator: torch.Generator | None = None) -> nn.Module:
+    """The module with every parameter replaced by its value, detached.
+
+    A hyperparameter with a prior is replaced by a draw: from its guide, or where it has none, from
+    its prior. Buffers and parts that are no ``PyroModule`` are the module's own, not copies.
+
+    :param torch.nn.Module module: For instance a :class:`~pyro_dgp.gp.LatentDGP`.
+    :param torch.Generator generator: Source of the draws; None for torch's global one.
+    :returns: A module for reading and calling, not for training.
+    """
+
+    def read(part: PyroModule) -> dict[str, Tensor]:
+        values = {n: _stored(part, n, p).detach() for n, p in part._parameters.items()}
+        for name, (constraint, _) in part._pyro_params.items():
+            values[name] = transform_to(constraint)(values[f"{name}_unconstrained"])
+        return values | {name: _draw(part, name, values, generator) for name in part._pyro_samples}
+
+    return _with_values(module, read, {})
+
+
+def _with_values(
+    module: nn.Module, read: Callable[[PyroModule], dict[str, Tensor]], memo: dict
+) -> nn.Module:
+    if id(module) in memo:
+        return memo[id(module)]
+    new = memo[id(module)] = module.__class__.__new__(module.__class__)
+    new.__dict__.update(module.__dict__)
+    new.__dict__["_modules"] = {
+        name: part if part is None else _with_values(part, read, memo)
+        for name, part in module._modules.items()
+    }
+    if isinstance(module, PyroModule):
+        # What an instance's dictionary holds, Python finds before it asks Pyro.
+        new.__dict__.update(
+            read(module), _parameters={}, _pyro_params={}, _pyro_samples={},
+            _pyro_context=_Context(),
+        )  # fmt: skip
+    return new
+
+
+def _stored(module: PyroModule, name: str, parameter: Tensor) -> Tensor:
+    """The param store's value, if there is one: a loaded store is newer than the module."""
+    prefix = f"{module._pyro_name}." if module._pyro_name else ""
+    name = prefix + name.removesuffix("_unconstrained")
+    return pyro.get_param_store()._params.get(name, parameter)
+
+
+def _draw(module: PyroModule, name: str, values: dict, generator: torch.Generator | None) -> Tensor:
+    if not isinstance(module, Parameterized) or name not in module._guides:
+        prior = module._pyro_samples[name]
+        prior = prior if hasattr(prior, "sample") else prior(module)
+        return prior if isinstance(prior, Tensor) else prior.sample()
+    kind, names = module._guides[name]
+    arguments = {argument: values[f"{name}_{argument}"] for argument in names}
+    if kind is dist.Delta:
+        return arguments["map"]
+    # A normal distribution in unconstrained space, as Pyro's `Parameterized` has it.
+    loc = arguments["loc"]
+    noise = torch.randn(loc.shape, dtype=loc.dtype, device=loc.device, generator=generator)
+    if kind is dist.Normal:
+        unconstrained = loc + arguments["scale"] * noise
+    else:
+        unconstrained = loc + (arguments["scale_tril"] @ noise.unsqueeze(-1)).squeeze(-1)
+    return biject_to(module._priors[name].support)(unconstrained)
+
+
+def mapped_copy(module: nn.Module, fn: Callable[[Tensor], Tensor]) -> nn.Module:
+    """Of a module that holds values: a copy with ``fn`` of each of them, and of the buffers."""
+    new = module.__class__.__new__(module.__class__)
+    new.__dict__.update(
+        {name: fn(v) if isinstance(v, Tensor) else v for name, v in module.__dict__.items()}
+    )
+    for kind, apply in (("_modules", lambda part: mapped_copy(part, fn)), ("_buffers", fn)):
+        new.__dict__[kind] = {
+            n: v if v is None else apply(v) for n, v in getattr(module, kind).items()
+        }
+    return new

@@ -1,0 +1,180 @@
+"""Sparse variational GPs as a layer."""
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.contrib.gp.kernels import Kernel
+from pyro.contrib.gp.models import VariationalSparseGP
+from pyro.nn import PyroParam, pyro_method
+from torch import Tensor
+
+from pyro_dgp._checks import check_integer
+from pyro_dgp.gp.conditional import stable_cholesky, whitened_conditional
+from pyro_dgp.gp.constraints import lower_triangular
+from pyro_dgp.gp.inducing import InducingNormal
+from pyro_dgp.gp.layers.base import Layer, in_mode
+
+__all__ = ["GPLayer"]
+
+
+class GPLayer(Layer, VariationalSparseGP):
+    r"""R sparse variational GPs that share a kernel and inducing inputs, mixed to an output.
+
+    .. math:: h_{out} = A h + P g(h), \qquad g_r \sim GP(0, k), \quad q(u_r) = N(m_r, S_r S_r^\top)
+
+    with whitened inducing values u. ``layer(h)`` gives the marginals of g; :meth:`model_local`
+    draws the output. Without ``mixing`` the GPs are the outputs.
+
+    The square roots ``u_scale_tril`` are lower triangular with entries of either sign, as in the
+    paper's experiments: S S^T does not see the sign of a column, and a variance that starts near
+    zero can grow at the pace of an additive step.
+
+    Source: Rudner et al. (2021), section 2.1 and appendix "Linear projections between layers".
+
+    :param ~pyro.contrib.gp.kernels.Kernel kernel: Covariance function over D_in inputs; priors on
+        its hyperparameters (``PyroSample``) are honoured.
+    :param torch.Tensor Xu: Initial inducing inputs, [M, D_in].
+    :param int num_gps: R.
+    :param torch.Tensor mixing: P, [width, R], fixed; None for width = R without mixing.
+    :param torch.Tensor linear_mean: A, [width, D_in], fixed; None for no linear mean.
+    :param float u_scale: Initial standard deviation of the inducing values.
+    :param float jitter: Relative jitter of the inducing inputs' kernel matrix.
+    :raises ValueError: If the shapes do not fit one another.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        Xu: Tensor,
+        num_gps: int = 1,
+        mixing: Tensor | None = None,
+        linear_mean: Tensor | None = None,
+        u_scale: float = 1.0,
+        jitter: float = 1e-6,
+    ) -> None:
+        if Xu.dim() != 2 or Xu.shape[0] < 1:
+            raise ValueError(
+                f"Xu must be [num_inducing, D_in], but its shape is {tuple(Xu.shape)}."
+            )
+        num_gps = check_integer("num_gps", num_gps, 1)
+        if not 0 < jitter < 1:
+            raise ValueError(f"jitter must lie between 0 and 1, but it is {jitter}.")
+        width = num_gps if mixing is None else mixing.shape[0]
+        if mixing is not None and mixing.shape != (width, num_gps):
+            raise ValueError(
+                f"mixing must be [width, num_gps={num_gps}], but its shape is "
+                f"{tuple(mixing.shape)}."
+            )
+        if linear_mean is not None and linear_mean.shape != (width, Xu.shape[1]):
+            raise ValueError(
+                f"linear_mean must be [width={width}, D_in={Xu.shape[1]}], but its shape is "
+                f"{tuple(linear_mean.shape)}."
+            )
+        Xu = Xu.detach().clone()
+        super().__init__(
+            Xu, None, kernel, Xu, None, latent_shape=torch.Size([num_gps]), whiten=True,
+            jitter=jitter,
+        )  # fmt: skip
+        self._input_dim = Xu.shape[1]
+        del self.X  # VariationalSparseGP's own training inputs; here every call has its inputs
+        self.u_scale_tril = PyroParam(
+            u_scale * torch.eye(len(Xu)).to(Xu).repeat(num_gps, 1, 1), lower_triangular
+        )
+        self.register_buffer("mixing", mixing)
+        self.register_buffer("linear_mean", linear_mean)
+
+    @property
+    def input_dim(self) -> int:
+        """D_in."""
+        return self._input_dim
+
+    @property
+    def noise_dim(self) -> int:
+        """R."""
+        return self.num_gps
+
+    def width(self, input_dim: int) -> int:
+        """:attr:`output_dim`, for any input."""
+        return self.output_dim
+
+    def check_last(self) -> None:
+        """
+        :raises ValueError: If it has ``mixing``.
+        """
+        if self.mixing is not None:
+            raise ValueError(
+                "The last layer's GPs are the outputs: build it without `mixing`, one GP an output."
+            )
+
+    @property
+    def output_dim(self) -> int:
+        """Width of the output: rows of P, or R without mixing."""
+        return self.num_gps if self.mixing is None else self.mixing.shape[0]
+
+    @property
+    def num_gps(self) -> int:
+        """R."""
+        return self.latent_shape[0]
+
+    @pyro_method
+    def model(self) -> Tensor:
+        """The prior's global sites: kernel hyperparameters with a prior, and ``u`` [R, M]."""
+        with in_mode(self, "model"):
+            self._load_pyro_samples()
+            prior = dist.Normal(torch.zeros_like(self.u_loc), 1.0).to_event(2)
+            return pyro.sample(self._pyro_get_fullname("u"), prior)
+
+    @pyro_method
+    def guide(self) -> Tensor:
+        """The guide's global sites, in the same order."""
+        with in_mode(self, "guide"):
+            self._load_pyro_samples()
+            S = self.u_scale_tril
+            sign = torch.where(S.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(S)
+            q_u = InducingNormal(self.u_loc, scale_tril=S * sign.unsqueeze(-2))
+            return pyro.sample(self._pyro_get_fullname("u"), q_u.to_event(1))
+
+    def forward(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        """Marginals q(g(h)) of the R GPs; hyperparameters with a prior come from their guide.
+
+        :param torch.Tensor h: Inputs, [..., B, D_in]; any leading shape, none included.
+        :returns: Means and variances, [..., B, R] each; variances are at least the jitter.
+        """
+        flat = h.reshape(-1, h.shape[-1])
+        with in_mode(self, "guide"):
+            Xu = self.Xu
+            Kuu = self.kernel(Xu)
+            Kff_diag = self.kernel(flat, diag=True)
+            Kfu = self.kernel(flat, Xu)
+            Luu = stable_cholesky(Kuu, self.jitter, self._pyro_name or type(self).__name__)
+            loc, var = whitened_conditional(Luu, Kfu, Kff_diag, self.u_loc, self.u_scale_tril)
+        # sqrt has an infinite gradient at 0, where rounding can leave a variance.
+        var = torch.maximum(var, self.jitter * Kff_diag.detach().unsqueeze(-1))
+        shape = (*h.shape[:-1], self.num_gps)
+        return loc.reshape(shape), var.reshape(shape)
+
+    @pyro_method
+    def marginal(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        """Marginal means and variances of the output A h + P g(h).
+
+        :param torch.Tensor h: [..., B, D_in].
+        :returns: [..., B, width] each.
+        """
+        loc, var = self(h)
+        if self.mixing is not None:
+            var = var @ self.mixing.square().mT
+        return self._mix(loc, h), var
+
+    def propagate(self, h: Tensor, noise: Tensor) -> Tensor:
+        """The paper's reparameterisation: A h + P (loc(h) + epsilon sqrt(var(h))).
+
+        :param torch.Tensor h: [..., B, D_in].
+        :param torch.Tensor noise: epsilon, [..., B, R].
+        :returns: [..., B, width].
+        """
+        loc, var = self(h)
+        return self._mix(loc + noise * var.sqrt(), h)
+
+    def _mix(self, g: Tensor, h: Tensor) -> Tensor:
+        out = g if self.mixing is None else g @ self.mixing.mT
+        return out if self.linear_mean is None else out + h @ self.linear_mean.mT

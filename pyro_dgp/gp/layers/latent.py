@@ -1,0 +1,64 @@
+"""A latent input for every datum."""
+
+import pyro
+import torch
+from pyro.nn import pyro_method
+from torch import Tensor, nn
+
+from pyro_dgp._checks import check_integer
+from pyro_dgp.gp.layers.base import Layer
+
+__all__ = ["LatentLayer"]
+
+
+class LatentLayer(Layer):
+    """Appends a latent input: h -> [h, z] with z_n ~ N(0, I) for every datum.
+
+    It may stand before any GP layer, and several may be used.
+
+    :param int latent_dim: Dimension of z.
+    :param encoder: q(z | x, y): a module that maps ``(X [B, D], y)`` to a distribution with batch
+        shape [B] and event shape [latent_dim] (or batch shape [B, latent_dim]). None fixes q(z) to
+        the prior.
+    :raises ValueError: If ``latent_dim`` is not a positive integer.
+    """
+
+    noise_name = "z"
+
+    def __init__(self, latent_dim: int, encoder: nn.Module | None = None) -> None:
+        super().__init__()
+        self.latent_dim = self.noise_dim = check_integer("latent_dim", latent_dim, 1)
+        self.encoder = encoder
+
+    def width(self, input_dim: int) -> int:
+        """D_in + latent_dim."""
+        return input_dim + self.latent_dim
+
+    def propagate(self, h: Tensor, noise: Tensor) -> Tensor:
+        """[h, z] with z the noise; see :meth:`~pyro_dgp.gp.Layer.propagate`."""
+        batch_shape = torch.broadcast_shapes(h.shape[:-1], noise.shape[:-1])
+        return torch.cat([h.expand(*batch_shape, -1), noise.expand(*batch_shape, -1)], -1)
+
+    @pyro_method
+    def guide_local(self, X: Tensor, y: Tensor | None) -> None:
+        """Draws z from q(z | x, y).
+
+        Without y, as in prediction, the site is left out and the model draws z from its prior.
+
+        :param torch.Tensor X: The deep GP's inputs, [B, D].
+        :param torch.Tensor y: Its targets as the encoder sees them, [B] or [B, P], or None.
+        """
+        if y is None:
+            return
+        if self.encoder is None:
+            self._sample_noise(X)
+            return
+        q_z = self.encoder(X, y)
+        shape, expected = q_z.batch_shape + q_z.event_shape, (len(X), self.latent_dim)
+        if shape != expected:
+            raise ValueError(
+                f"{self._pyro_name}: the encoder's distribution has shape {tuple(shape)}, but "
+                f"z needs [B, latent_dim] = {expected}."
+            )
+        q_z = q_z.to_event(1 - q_z.event_dim)
+        pyro.sample(self._pyro_get_fullname("z"), q_z)

@@ -1,0 +1,435 @@
+r"""What a likelihood of a deep GP is: p(y | f), with f ~ N(mean, var) integrated.
+
+Where f ~ N(mean, var) is the last layer's marginal, the bound needs :math:`E_f[\log p(y|f)]`, not
+:math:`\log E_f[p(y|f)]`: the second is no lower bound once it stands inside the sum over data with
+q(f)'s KL outside. A prediction needs the second.
+"""
+
+from collections.abc import Mapping
+
+import pyro
+import pyro.contrib.gp.likelihoods
+import pyro.distributions as dist
+import torch
+from torch import Tensor, nn
+from torch.distributions import constraints
+
+from pyro_dgp.gp.fixed import captured
+from pyro_dgp.gp.layers.base import in_mode
+from pyro_dgp.gp.likelihoods.quadrature import Bends, expected, log_expected
+
+__all__ = ["CollapsedObservation", "Likelihood", "Marginal", "check_likelihood"]
+
+
+class Likelihood(pyro.contrib.gp.likelihoods.likelihood.Likelihood):
+    r"""p(y | f) of each target given J functions of its row, the outputs of the last layer.
+
+    A likelihood of one's own needs :meth:`conditional` alone. The expected log density and the
+    predictive distribution then come from quadrature over f, for up to three functions:
+
+    >>> class Laplace(Likelihood):
+    ...     def __init__(self, event_dim=0):
+    ...         super().__init__(event_dim)
+    ...         self.scale = PyroParam(torch.tensor(0.1), constraints.positive)
+    ...
+    ...     def conditional(self, f):
+    ...         return dist.Laplace(f, self.scale)
+
+    What has a closed form, or bends more sharply than the functions' standard deviations (see
+    :mod:`~pyro_dgp.gp.likelihoods.quadrature`), says so by overriding other methods. All of them
+    are elementwise over targets, with functions first: ``loc`` and ``var`` are [J, ..., B], or
+    [J, ..., B, P] with ``event_dim=1``, where the P targets of a row are independent given f.
+
+    :param int event_dim: 0 for targets [N], 1 for targets [N, P].
+    :param torch.Tensor intercept: Constants that are added to the functions, and trained: [J], or
+        [J, P] with ``event_dim=1``. None for none.
+    """
+
+    #: J, how many functions a target needs.
+    num_functions: int = 1
+    #: Whether targets are discrete, with probabilities in place of densities.
+    discrete: bool = False
+    #: Which targets are possible.
+    support: constraints.Constraint = constraints.real
+    #: The same in words, for messages.
+    accepts: str = "real numbers"
+    #: Names of what the likelihood takes per row beside y, and those of them that it needs.
+    covariates: tuple[str, ...] = ()
+    needed: tuple[str, ...] = ()
+
+    def __init__(self, event_dim: int = 0, intercept: Tensor | None = None) -> None:
+        super().__init__()
+        if event_dim not in (0, 1):
+            raise ValueError(f"event_dim must be 0 or 1, but it is {event_dim}.")
+        self.event_dim = event_dim
+        self.intercept = None if intercept is None else nn.Parameter(intercept.detach().clone())
+
+    @classmethod
+    def for_targets(cls, y: Tensor) -> "Likelihood":
+        """A likelihood that starts from training targets.
+
+        :param torch.Tensor y: [N] or [N, P].
+        :raises ValueError: If they are none that it accepts.
+        """
+        return cls(event_dim=y.dim() - 1)
+
+    # What a likelihood of one's own may say
+
+    def conditional(self, *f: Tensor, **covariates: Tensor) -> dist.Distribution:
+        """p(y | f), a distribution of the functions' shape.
+
+        :param f: J tensors of one shape, [..., B] or [..., B, P].
+        :param covariates: Those that were given, broadcastable with f.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} needs a method conditional(f), the distribution of y given f."
+        )
+
+    def conditional_log_prob(self, y: Tensor, *f: Tensor, **covariates: Tensor) -> Tensor:
+        """log p(y | f)."""
+        p = self.conditional(*f, **covariates)
+        p._validate_args = False  # y has been checked, and nodes lie where no data do
+        return p.log_prob(y.to(f[0].dtype))
+
+    def functions(self, loc: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+        """The functions' means and variances, given those of the last layer's outputs.
+
+        :param torch.Tensor loc: [J, ..., B, P], whatever ``event_dim`` is.
+        :param torch.Tensor var: The same shape.
+        """
+        if self.intercept is None:
+            return loc, var
+        c = self.intercept.reshape(len(loc), -1)
+        return loc + c.reshape(len(loc), *[1] * (loc.dim() - 2), c.shape[1]), var
+
+    def bends(self, y: Tensor, **covariates: Tensor) -> Bends | None:
+        """Where log p(y | f) bends as a function of f; None for Gauss-Hermite quadrature."""
+
+    def expected_log_prob(
+        self, y: Tensor, loc: Tensor, var: Tensor, **covariates: Tensor
+    ) -> Tensor:
+        """E[log p(y | f)] for f_j ~ N(loc_j, var_j).
+
+        :param torch.Tensor y: Broadcastable with [..., B] or [..., B, P].
+        :param torch.Tensor loc: [J, ..., B(, P)].
+        :param torch.Tensor var: [J, ..., B(, P)].
+        :returns: [..., B(, P)].
+        """
+        bends = None if self.num_functions > 1 else self.bends(y, **covariates)
+        return expected(lambda *f: self.conditional_log_prob(y, *f, **covariates), loc, var, bends)
+
+    def marginal(self, loc: Tensor, var: Tensor, **covariates: Tensor) -> dist.Distribution:
+        """The distribution of y with f integrated, elementwise over targets: batch shape of f."""
+        return Marginal(self, loc, var, covariates)
+
+    def log_marginal(self, y: Tensor, loc: Tensor, var: Tensor, **covariates: Tensor) -> Tensor:
+        """log E[p(y | f)], for :meth:`marginal`."""
+        return log_expected(lambda *f: self.conditional_log_prob(y, *f, **covariates), loc, var)
+
+    def marginal_cdf(self, y: Tensor, loc: Tensor, var: Tensor, **covariates: Tensor) -> Tensor:
+        """P(target <= y), for :meth:`marginal`; needs a conditional with ``cdf``."""
+        bends = None if self.num_functions > 1 else self.bends(y, **covariates)
+        return expected(lambda *f: self.conditional(*f, **covariates).cdf(y), loc, var, bends)
+
+    def marginal_moments(
+        self, loc: Tensor, var: Tensor, **covariates: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Mean and variance of y, for :meth:`marginal`; needs a conditional with both."""
+
+        def moment(fn) -> Tensor:
+            return expected(lambda *f: fn(self.conditional(*f, **covariates)), loc, var)
+
+        mean = moment(lambda p: p.mean)
+        return mean, moment(lambda p: p.variance + (p.mean - mean).square())
+
+    def marginal_sample(self, loc: Tensor, var: Tensor, **covariates: Tensor) -> Tensor:
+        """A draw of y for each element, for :meth:`marginal`."""
+        f = loc + var.sqrt() * torch.randn_like(loc)
+        return self.conditional(*f, **covariates).sample()
+
+    def lattice(self) -> tuple[float, float] | None:
+        """An origin and a step, if targets lie on origin + step k; for quantiles and CRPS."""
+        return (0.0, 1.0) if self.discrete else None
+
+    def encode(self, y: Tensor, dtype: torch.dtype) -> Tensor:
+        """The targets as the encoder of q(z | x, y) sees them: [B] or [B, E], near unit scale."""
+        return y.to(dtype)
+
+    def check_targets(self, y: Tensor, **covariates: Tensor) -> None:
+        """
+        :raises ValueError: If a target is not possible.
+        """
+        self._refuse(y, ~self.support.check(y), self.accepts)
+
+    # What the model calls
+
+    def output_dim(self, num_targets: int) -> int:
+        """Outputs of the last layer for P targets: J P, all targets' first functions first."""
+        return self.num_functions * num_targets
+
+    def check_output_dim(self, output_dim: int) -> None:
+        """
+        :raises ValueError: If a last layer of that width fits no targets of this ``event_dim``.
+        """
+        J = self.num_functions
+        if self.event_dim == 0 and output_dim != J:
+            hint = ": use event_dim=1 for targets [N, P]" if output_dim % J == 0 else ""
+            raise ValueError(
+                f"The last layer has {output_dim} outputs{hint}, where {type(self).__name__} for "
+                f"targets [N] needs {J}."
+            )
+        if output_dim % J:
+            raise ValueError(
+                f"The last layer has {output_dim} outputs, but {type(self).__name__} needs {J} for "
+                "each target."
+            )
+
+    def check_shape(self, y: Tensor, output_dim: int) -> None:
+        """
+        :raises ValueError: If targets y do not have the shape that ``output_dim`` functions give.
+        """
+        P = output_dim // self.num_functions
+        if y.dim() - 1 != self.event_dim or (self.event_dim and y.shape[1] != P):
+            expected_shape = f"[B, {P}]" if self.event_dim else "[B]"
+            raise ValueError(
+                f"y has shape {tuple(y.shape)}, but the model expects {expected_shape}."
+            )
+
+    def check_covariates(self, covariates: Mapping[str, Tensor]) -> None:
+        """
+        :raises TypeError: If one is unknown, or missing.
+        :raises ValueError: If a weight is negative.
+        """
+        for name in self.needed:
+            if name not in covariates:
+                raise TypeError(
+                    f"{type(self).__name__} needs {name!r} per row: pass {name}=... beside X."
+                )
+        for name, value in covariates.items():
+            if name not in (*self.covariates, "weight"):
+                raise TypeError(
+                    f"{type(self).__name__} takes no {name!r}; per row it takes "
+                    f"{', '.join((*self.covariates, 'weight'))}."
+                )
+            if name == "weight" and isinstance(value, Tensor) and bool((value < 0).any()):
+                raise ValueError("weight must not be negative.")
+
+    def model(self) -> None:
+        """Global sites of the prior: parameters that have one."""
+        with in_mode(self, "model"):
+            self._load_pyro_samples()
+
+    def guide(self) -> None:
+        """Global sites of the guide."""
+        with in_mode(self, "guide"):
+            self._load_pyro_samples()
+
+    def forward(
+        self,
+        f_loc: Tensor,
+        f_var: Tensor,
+        y: Tensor | None = None,
+        weight: Tensor | None = None,
+        **covariates: Tensor,
+    ) -> Tensor:
+        """The observation site ``y``, to be called inside the data plate.
+
+        :param torch.Tensor f_loc: Means of the last layer, [..., B, J P].
+        :param torch.Tensor f_var: Its variances, [..., B, J P].
+        :param torch.Tensor y: Targets, [B] or [B, P], or None to draw them.
+        :param torch.Tensor weight: Factors of the rows' log densities, [B]; None for 1.
+        :param covariates: What the likelihood takes per row, [B] or [B, P].
+        :returns: y, or a draw from the predictive distribution.
+        """
+        y_dist = self.observation(*self._split(f_loc, f_var), **covariates)
+        if weight is not None:
+            y_dist = _Weighted(y_dist, weight)
+        return pyro.sample(self._pyro_get_fullname("y"), y_dist, obs=y)
+
+    def observation(self, loc: Tensor, var: Tensor, **covariates: Tensor) -> dist.Distribution:
+        """The distribution of the observation site, whose ``log_prob`` is the expected one."""
+        return CollapsedObservation(captured(self), loc, var, covariates)
+
+    def predictive(self, f_loc: Tensor, f_var: Tensor, **covariates: Tensor) -> dist.Distribution:
+        """The distribution of y with f integrated.
+
+        :param torch.Tensor f_loc: Means of the last layer, [..., B, J P].
+        :param torch.Tensor f_var: Its variances, [..., B, J P].
+        :param covariates: What the likelihood takes per row, [B] or [B, P].
+        :returns: Elementwise over targets: batch shape [..., B] or [..., B, P].
+        """
+        return self.marginal(*self._split(f_loc, f_var), **covariates)
+
+    def _split(self, f_loc: Tensor, f_var: Tensor) -> tuple[Tensor, Tensor]:
+        """[..., B, J P] as functions, [J, ..., B] or [J, ..., B, P]."""
+        J = self.num_functions
+        outputs = (f.unflatten(-1, (J, -1)).movedim(-2, 0) for f in (f_loc, f_var))
+        loc, var = self.functions(*outputs)
+        return (loc, var) if self.event_dim else (loc.squeeze(-1), var.squeeze(-1))
+
+    def _refuse(self, y: Tensor, bad: Tensor, accepts: str) -> None:
+        if bool(bad.any()):
+            raise ValueError(
+                f"{type(self).__name__} takes {accepts}, but {int(bad.sum())} of {y.numel()} "
+                f"targets are not, the first {y[bad][0].item():g}."
+            )
+
+
+class CollapsedObservation(dist.TorchDistribution):
+    r"""An observation whose f ~ N(loc, var) is integrated under the logarithm.
+
+    ``log_prob`` is :math:`E_f[\log p(y | f)]`; a sample is one of the predictive distribution,
+    whose density lies above ``exp(log_prob)``.
+
+    :param Likelihood likelihood: With its parameters' values (:func:`~pyro_dgp.gp.fixed.captured`).
+    :param torch.Tensor loc: [J, ..., B] or [J, ..., B, P].
+    :param torch.Tensor var: The same shape.
+    :param covariates: By name, broadcastable with [..., B(, P)].
+    """
+
+    arg_constraints = {}
+
+    def __init__(self, likelihood, loc, var, covariates, validate_args=None):
+        self.likelihood, self.loc, self.var = likelihood, loc, var
+        self.covariates = dict(covariates)
+        split = loc.dim() - likelihood.event_dim
+        super().__init__(loc.shape[1:split], loc.shape[split:], validate_args=validate_args)
+
+    @property
+    def support(self):
+        return constraints.independent(self.likelihood.support, self.event_dim)
+
+    def expand(self, batch_shape, _instance=None):
+        shape = torch.Size(batch_shape) + self.event_shape
+        extra = len(shape) - self.loc.dim() + 1
+        loc, var = (
+            f.reshape(f.shape[:1] + (1,) * extra + f.shape[1:]).expand(len(f), *shape)
+            for f in (self.loc, self.var)
+        )
+        return CollapsedObservation(self.likelihood, loc, var, self.covariates, False)
+
+    def sample(self, sample_shape=()):
+        with torch.no_grad():
+            marginal = self.likelihood.marginal(self.loc, self.var, **self.covariates)
+            return marginal.sample(torch.Size(sample_shape))
+
+    def log_prob(self, value):
+        if self._validate_args:
+            self._validate_sample(value)
+        loc, var = _like_value(value, self.loc, self.var)
+        found = self.likelihood.expected_log_prob(value, loc, var, **self.covariates)
+        return found.sum(-1) if self.event_dim else found
+
+
+class _Weighted(dist.TorchDistribution):
+    """A distribution whose log density is multiplied by weights."""
+
+    arg_constraints = {}
+
+    def __init__(self, base, weight, validate_args=None):
+        self.base, self.weight = base, weight
+        super().__init__(base.batch_shape, base.event_shape, validate_args=validate_args)
+
+    @property
+    def support(self):
+        return self.base.support
+
+    def expand(self, batch_shape, _instance=None):
+        return _Weighted(self.base.expand(batch_shape), self.weight, False)
+
+    def sample(self, sample_shape=()):
+        return self.base.sample(sample_shape)
+
+    def log_prob(self, value):
+        return self.weight * self.base.log_prob(value)
+
+
+class Marginal(dist.TorchDistribution):
+    """y with f integrated, elementwise: what a likelihood's methods on marginals say.
+
+    :param Likelihood likelihood: Whose parameters are plain values.
+    :param torch.Tensor loc: [J, ...].
+    :param torch.Tensor var: [J, ...].
+    :param covariates: By name, broadcastable with [...].
+    """
+
+    arg_constraints = {}
+
+    def __init__(self, likelihood, loc, var, covariates, validate_args=None):
+        self.likelihood = likelihood
+        # One tensor a function, so that whoever takes a part of the batch finds its shape in all.
+        self.loc, self.var = tuple(loc), tuple(var)
+        shape = loc.shape[1:]
+        self.covariates = {name: value.expand(shape) for name, value in covariates.items()}
+        super().__init__(shape, validate_args=validate_args)
+
+    #: Values at a time that an element's quadrature takes.
+    num_nodes = 64
+
+    @property
+    def support(self):
+        return self.likelihood.support
+
+    @property
+    def lattice(self) -> tuple[float, float] | None:
+        """See :meth:`Likelihood.lattice`."""
+        return self.likelihood.lattice()
+
+    def log_prob(self, value):
+        value = value.to(self.loc[0].dtype)
+        functions = _like_value(value, *self._functions())
+        return self.likelihood.log_marginal(value, *functions, **self.covariates)
+
+    def cdf(self, value):
+        value = value.to(self.loc[0].dtype)
+        functions = _like_value(value, *self._functions())
+        return self.likelihood.marginal_cdf(value, *functions, **self.covariates)
+
+    @property
+    def mean(self):
+        return self.likelihood.marginal_moments(*self._functions(), **self.covariates)[0]
+
+    @property
+    def variance(self):
+        return self.likelihood.marginal_moments(*self._functions(), **self.covariates)[1]
+
+    def sample(self, sample_shape=()):
+        shape = torch.Size(sample_shape) + self.batch_shape
+        loc, var = (torch.stack([v.expand(shape) for v in f]) for f in (self.loc, self.var))
+        given = {name: value.expand(shape) for name, value in self.covariates.items()}
+        with torch.no_grad():
+            return self.likelihood.marginal_sample(loc, var, **given)
+
+    def _functions(self) -> tuple[Tensor, Tensor]:
+        return torch.stack(self.loc), torch.stack(self.var)
+
+
+def _like_value(value: Tensor, *functions: Tensor) -> tuple[Tensor, ...]:
+    """Functions [J, ...] in the shape that they broadcast to with a value."""
+    shape = torch.broadcast_shapes(value.shape, functions[0].shape[1:])
+    extra = (1,) * (len(shape) - functions[0].dim() + 1)
+    return tuple(f.reshape(len(f), *extra, *f.shape[1:]).expand(-1, *shape) for f in functions)
+
+
+_INSTEAD = {
+    "Gaussian": "GaussianLikelihood", "Binary": "Bernoulli", "MultiClass": "Categorical",
+    "Poisson": "Poisson",
+}  # fmt: skip
+
+
+def check_likelihood(likelihood: Likelihood) -> None:
+    """
+    :raises TypeError: If it is something else, Pyro's own likelihoods included.
+    """
+    if isinstance(likelihood, Likelihood):
+        return
+    kind = type(likelihood).__name__
+    found = f"likelihood is a {kind}, no pyro_dgp.gp.Likelihood"
+    if isinstance(likelihood, pyro.contrib.gp.likelihoods.likelihood.Likelihood):
+        found += (
+            ". Pyro's own compare f [B, 1] with y [B] in all pairs, and compute log E[p(y | f)], "
+            "which is no lower bound"
+        )
+    use = _INSTEAD.get(kind)
+    hint = f"Use pyro_dgp.gp.likelihoods.{use}" if use else "Derive it from pyro_dgp.gp.Likelihood"
+    raise TypeError(f"{found}. {hint}.")

@@ -1,0 +1,211 @@
+"""Classes, without an order (Categorical) and with one (Ordinal)."""
+
+import functools
+import math
+
+import pyro.distributions as dist
+import torch
+from pyro.nn import PyroParam
+from torch import Tensor
+from torch.distributions import constraints
+from torch.nn.functional import one_hot
+from torch.quasirandom import SobolEngine
+
+from pyro_dgp._checks import check_integer
+from pyro_dgp.gp.likelihoods.base import Likelihood
+from pyro_dgp.gp.likelihoods.intervals import log_interval
+from pyro_dgp.gp.likelihoods.quadrature import Bends
+
+__all__ = ["Categorical", "Ordinal"]
+
+_TILTING_STEPS = 12
+_NUM_QUASI_RANDOM = 128
+
+
+class _Classes(Likelihood):
+    discrete = True
+
+    def __init__(self, num_classes: int, event_dim: int, intercept: Tensor | None) -> None:
+        super().__init__(event_dim, intercept)
+        self.num_classes = check_integer("num_classes", num_classes, 2)
+
+    @classmethod
+    def for_targets(cls, y: Tensor) -> "Likelihood":
+        """As many classes as the largest target says, with their shares of the targets."""
+        cls(2).check_targets(y, at_least_two=False)
+        num_classes = max(2, int(y.max()) + 1)
+        counts = torch.bincount(y.long().reshape(-1), minlength=num_classes)
+        shares = (counts + 0.5).to(torch.get_default_dtype()) / (counts + 0.5).sum()
+        return cls(num_classes, shares, event_dim=y.dim() - 1)
+
+    @property
+    def support(self):
+        return constraints.integer_interval(0, self.num_classes - 1)
+
+    @property
+    def accepts(self) -> str:
+        return f"classes 0 to {self.num_classes - 1}"
+
+    def check_targets(self, y: Tensor, at_least_two: bool = True) -> None:
+        """
+        :raises ValueError: If a target is no class.
+        """
+        if at_least_two:
+            super().check_targets(y)
+        else:
+            self._refuse(y, ~constraints.nonnegative_integer.check(y), "classes 0, 1, 2, ...")
+
+
+class Categorical(_Classes):
+    r"""One of C classes, by softmax of C functions.
+
+    :math:`E[\log p(y | f)] = m_y - E[\log \sum_c e^{f_c}]` has no closed form. Training uses the
+    lower bound
+
+    .. math:: E\Big[\log \sum_c e^{f_c}\Big] \le \tfrac12 \sum_c a_c^2 v_c
+        + \log \sum_c e^{m_c + (1 - 2 a_c) v_c / 2}, \qquad a_c \in [0, 1],
+
+    valid for any a, here the fixed point a = softmax(m + (1 - 2 a) v / 2), where it is tightest.
+    (It is Jensen's inequality for a = 0.) Predictive probabilities are means of the softmax over
+    128 quasi-random points.
+
+    Source: Knowles and Minka (2011), "Non-conjugate variational message passing for multinomial and
+    binary regression", section 5.3: the tilted bound.
+
+    :param int num_classes: C; classes are 0 to C - 1.
+    :param torch.Tensor probs: Initial probabilities, [C]; None for equal ones.
+    :param int event_dim: 0 for targets [N], 1 for targets [N, P].
+    :raises ValueError: If there are fewer than two classes, or probabilities are not positive.
+    """
+
+    def __init__(self, num_classes: int, probs: Tensor | None = None, event_dim: int = 0) -> None:
+        probs = _checked_probs(num_classes, probs)
+        super().__init__(num_classes, event_dim, probs.log())
+
+    @property
+    def num_functions(self) -> int:
+        """C."""
+        return self.num_classes
+
+    def functions(self, loc: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+        c = self.intercept.reshape(-1, *[1] * (loc.dim() - 1))
+        return loc + c, var
+
+    def conditional(self, *f: Tensor) -> dist.Distribution:
+        """Categorical(softmax(f))."""
+        return dist.Categorical(logits=torch.stack(f, -1), validate_args=False)
+
+    def expected_log_prob(self, y: Tensor, loc: Tensor, var: Tensor) -> Tensor:
+        """The lower bound."""
+        with torch.no_grad():
+            a = loc.softmax(0)
+            for _ in range(_TILTING_STEPS):
+                # Halfway, as whole steps may oscillate.
+                a = 0.5 * (a + (loc + (0.5 - a) * var).softmax(0))
+        log_sum = 0.5 * (a.square() * var).sum(0) + (loc + (0.5 - a) * var).logsumexp(0)
+        shape = torch.broadcast_shapes(y.shape, loc.shape[1:])
+        index = y.long().expand(shape).unsqueeze(0)
+        return loc.expand(len(loc), *shape).gather(0, index).squeeze(0) - log_sum
+
+    def marginal(self, loc: Tensor, var: Tensor) -> dist.Distribution:
+        """Categorical."""
+        x = _standard_normals(len(loc)).to(loc).reshape(-1, len(loc), *[1] * (loc.dim() - 1))
+        sd, total = var.sqrt(), 0
+        for x_q in x:
+            total = total + (loc + sd * x_q).softmax(0)
+        return dist.Categorical(probs=(total / len(x)).movedim(0, -1), validate_args=False)
+
+    def encode(self, y: Tensor, dtype: torch.dtype) -> Tensor:
+        """One indicator a class."""
+        return one_hot(y.long(), self.num_classes).to(dtype).flatten(1)
+
+
+class Ordinal(_Classes):
+    r"""Classes in an order, by intervals of f + N(0, 1) between trained cut points.
+
+    .. math:: p(y = k | f) = \Phi(c_{k+1} - f) - \Phi(c_k - f), \qquad c_0 = -\infty,\ c_C = \infty
+
+    The predictive probabilities are closed.
+
+    Source: Chu and Ghahramani (2005), "Gaussian processes for ordinal regression".
+
+    :param int num_classes: C; classes are 0 to C - 1.
+    :param torch.Tensor probs: Initial probabilities at f = 0, [C]; None for equal ones.
+    :param int event_dim: 0 for targets [N], 1 for targets [N, P].
+    :raises ValueError: If there are fewer than two classes, or probabilities are not positive.
+    """
+
+    def __init__(self, num_classes: int, probs: Tensor | None = None, event_dim: int = 0) -> None:
+        probs = _checked_probs(num_classes, probs)
+        super().__init__(num_classes, event_dim, None)
+        cuts = torch.special.ndtri(probs.cumsum(0)[:-1])
+        self.cut_points = PyroParam(cuts, dist.constraints.ordered_vector)
+
+    def conditional(self, f: Tensor) -> dist.Distribution:
+        """Categorical."""
+        edges = self._edges()
+        logits = log_interval(edges[:-1] - f.unsqueeze(-1), edges[1:] - f.unsqueeze(-1))
+        return _Ordered(logits=logits, validate_args=False)
+
+    def conditional_log_prob(self, y: Tensor, f: Tensor) -> Tensor:
+        edges, y = self._edges(), y.long()
+        return log_interval(edges[y] - f, edges[y + 1] - f)
+
+    def bends(self, y: Tensor) -> Bends:
+        """At the class's cut points."""
+        y, cuts = y.long(), self.cut_points
+        last = len(cuts) - 1
+        # The outermost classes have one; twice the same will do.
+        low, high = (y - 1).clamp(0, last), y.clamp(0, last)
+        return Bends((cuts[low], cuts[high]), 2.0)
+
+    def marginal(self, loc: Tensor, var: Tensor) -> dist.Distribution:
+        """Categorical: f + N(0, 1) is N(m, 1 + v)."""
+        edges, sd = self._edges(), (1 + var[0]).sqrt().unsqueeze(-1)
+        m = loc[0].unsqueeze(-1)
+        logits = log_interval((edges[:-1] - m) / sd, (edges[1:] - m) / sd)
+        return _Ordered(logits=logits, validate_args=False)
+
+    def encode(self, y: Tensor, dtype: torch.dtype) -> Tensor:
+        """From -1 to 1."""
+        return 2 * y.to(dtype) / (self.num_classes - 1) - 1
+
+    def _edges(self) -> Tensor:
+        # In place of infinity, for the sake of derivatives; far beyond any f.
+        end = self.cut_points.new_full((1,), 1e4)
+        return torch.cat([-end, self.cut_points, end])
+
+
+class _Ordered(dist.Categorical):
+    @property
+    def _classes(self) -> Tensor:
+        return torch.arange(self._num_events, dtype=self.logits.dtype, device=self.logits.device)
+
+    @property
+    def mean(self):
+        return self.probs @ self._classes
+
+    @property
+    def variance(self):
+        return self.probs @ self._classes.square() - self.mean.square()
+
+    def cdf(self, value):
+        return (self.probs * (self._classes <= value.unsqueeze(-1))).sum(-1)
+
+
+def _checked_probs(num_classes: int, probs: Tensor | None) -> Tensor:
+    check_integer("num_classes", num_classes, 2)
+    if probs is None:
+        return torch.full((num_classes,), 1.0 / num_classes)
+    if probs.shape != (num_classes,) or not bool((probs > 0).all()):
+        raise ValueError(f"probs must be {num_classes} positive numbers, but it is {probs}.")
+    return probs / probs.sum()
+
+
+@functools.cache
+def _standard_normals(num_functions: int) -> Tensor:
+    """Quasi-random, [num_points, J]."""
+    u = SobolEngine(num_functions, scramble=True, seed=0).draw(
+        _NUM_QUASI_RANDOM, dtype=torch.float64
+    )
+    return math.sqrt(2) * torch.erfinv(2 * u.clamp(1e-9, 1 - 1e-9) - 1)

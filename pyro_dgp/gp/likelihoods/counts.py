@@ -1,0 +1,142 @@
+"""Counts without a bound: Poisson and negative binomial."""
+
+import math
+
+import pyro.distributions as dist
+import scipy.special
+import torch
+from pyro.nn import PyroParam
+from torch import Tensor
+from torch.distributions import constraints
+
+from pyro_dgp.gp.constraints import softplus_above
+from pyro_dgp.gp.likelihoods.base import Likelihood
+from pyro_dgp.gp.likelihoods.quadrature import Bends
+from pyro_dgp.gp.likelihoods.special import with_scipy
+
+__all__ = ["NegativeBinomial", "Poisson"]
+
+
+class _Counts(Likelihood):
+    """Counts of rate exposure * exp(f)."""
+
+    discrete = True
+    support = constraints.nonnegative_integer
+    accepts = "counts 0, 1, 2, ..."
+    covariates = ("exposure",)
+
+    def __init__(self, rate: float | Tensor = 1.0, event_dim: int = 0) -> None:
+        rate = torch.as_tensor(rate, dtype=torch.get_default_dtype())
+        if rate.dim() > event_dim or not bool(((rate > 0) & torch.isfinite(rate)).all()):
+            raise ValueError(f"rate must be positive and finite, but it is {rate}.")
+        super().__init__(event_dim, rate.log().unsqueeze(0))
+
+    @classmethod
+    def for_targets(cls, y: Tensor) -> "Likelihood":
+        """Starts from the mean of the targets as the rate."""
+        cls().check_targets(y)
+        return cls(y.to(torch.get_default_dtype()).mean(0).clamp_min(1e-3), event_dim=y.dim() - 1)
+
+    def check_targets(self, y: Tensor, exposure: Tensor | None = None) -> None:
+        """
+        :raises ValueError: If y holds no counts, or an exposure is not positive.
+        """
+        super().check_targets(y)
+        if exposure is not None and not bool((exposure > 0).all()):
+            raise ValueError("exposure must be positive.")
+
+    def encode(self, y: Tensor, dtype: torch.dtype) -> Tensor:
+        """log(1 + y)."""
+        return y.to(dtype).log1p()
+
+
+class Poisson(_Counts):
+    r"""y ~ Poisson(exposure e^f).
+
+    .. math:: E[\log p(y | f)] = y m - e^{m + v / 2} - \log y!, \qquad f \sim N(m, v),
+
+    with log(exposure) added to m. Per row it takes ``exposure`` > 0, [N], such as a time at risk.
+
+    :param rate: Initial rate e^f; one, or with ``event_dim=1`` one per output [P].
+    :param int event_dim: 0 for targets [N], 1 for targets [N, P].
+    :raises ValueError: If the rate is not positive.
+    """
+
+    def conditional(self, f: Tensor, exposure: Tensor | float = 1.0) -> dist.Distribution:
+        """Poisson(exposure e^f)."""
+        return _Poisson(exposure * f.exp(), validate_args=False)
+
+    def conditional_log_prob(self, y: Tensor, f: Tensor, exposure: Tensor | float = 1.0) -> Tensor:
+        log_rate = f + torch.as_tensor(exposure, dtype=f.dtype, device=f.device).log()
+        return y * log_rate - log_rate.exp() - (y + 1).lgamma()
+
+    def bends(self, y: Tensor, exposure: Tensor | float = 1.0) -> Bends:
+        """Around the rate y: for the distribution function."""
+        y = y.clamp_min(0)
+        return Bends((((y + 0.5) / exposure).log(),), (y + 1).rsqrt())
+
+    def expected_log_prob(
+        self, y: Tensor, loc: Tensor, var: Tensor, exposure: Tensor | float = 1.0
+    ) -> Tensor:
+        m = loc[0] + torch.as_tensor(exposure, dtype=loc.dtype, device=loc.device).log()
+        y = y.to(m.dtype)
+        return y * m - (m + 0.5 * var[0]).exp() - (y + 1).lgamma()
+
+    def marginal_moments(
+        self, loc: Tensor, var: Tensor, exposure: Tensor | float = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        mean = exposure * (loc[0] + 0.5 * var[0]).exp()
+        return mean, mean + mean.square() * var[0].expm1()
+
+
+class NegativeBinomial(_Counts):
+    r"""Counts of mean mu = exposure e^f and variance mu + mu^2 / r, for a trained r.
+
+    Per row it takes ``exposure`` > 0, [N].
+
+    :param rate: Initial rate e^f; one, or with ``event_dim=1`` one per output [P].
+    :param float concentration: Initial r; the Poisson distribution is its limit for large r.
+    :param int event_dim: 0 for targets [N], 1 for targets [N, P].
+    :raises ValueError: If a number is not positive.
+    """
+
+    def __init__(
+        self, rate: float | Tensor = 1.0, concentration: float = 1.0, event_dim: int = 0
+    ) -> None:
+        if not 1e-3 < concentration < math.inf:
+            raise ValueError(f"concentration must be above 0.001, but it is {concentration}.")
+        super().__init__(rate, event_dim)
+        self.concentration = PyroParam(torch.tensor(float(concentration)), softplus_above(1e-3))
+
+    def conditional(self, f: Tensor, exposure: Tensor | float = 1.0) -> dist.Distribution:
+        """With odds of mu / r."""
+        r = self.concentration
+        logits = f + torch.as_tensor(exposure, dtype=f.dtype, device=f.device).log() - r.log()
+        return _NegativeBinomial(r, logits=logits, validate_args=False)
+
+    def bends(self, y: Tensor, exposure: Tensor | float = 1.0) -> Bends:
+        """Where mu = r: log p has singularities at pi i from there."""
+        exposure = torch.as_tensor(exposure, dtype=self.concentration.dtype)
+        at = self.concentration.log() - exposure.to(self.concentration.device).log()
+        return Bends((at,), math.pi)
+
+    def marginal_moments(
+        self, loc: Tensor, var: Tensor, exposure: Tensor | float = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        mean = exposure * (loc[0] + 0.5 * var[0]).exp()
+        square = mean.square() * var[0].exp()
+        return mean, mean + square * (1 + 1 / self.concentration) - mean.square()
+
+
+class _Poisson(dist.Poisson):
+    def cdf(self, value):
+        # E.g. below 0, where there is no such integral.
+        found = torch.special.gammaincc(value.floor().clamp_min(0) + 1, self.rate)
+        return torch.where(value < 0, 0.0, found)
+
+
+class _NegativeBinomial(dist.NegativeBinomial):
+    def cdf(self, value):
+        k = value.floor().clamp_min(0)
+        found = with_scipy(scipy.special.betainc, self.total_count, k + 1, (-self.logits).sigmoid())
+        return torch.where(value < 0, 0.0, found)

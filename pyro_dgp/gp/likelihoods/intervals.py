@@ -1,0 +1,163 @@
+"""Targets of which only an interval is known: rounded ones."""
+
+import math
+
+import pyro.distributions as dist
+import torch
+from pyro.nn import PyroParam
+from torch import Tensor
+
+from pyro_dgp.gp.constraints import softplus_above
+from pyro_dgp.gp.likelihoods.base import Likelihood
+from pyro_dgp.gp.likelihoods.quadrature import Bends
+
+__all__ = ["Rounded", "log_interval"]
+
+
+def log_interval(low: Tensor, high: Tensor) -> Tensor:
+    """log(Phi(high) - Phi(low)), also far in the tails.
+
+    :param torch.Tensor low: Any shape.
+    :param torch.Tensor high: Above low.
+    """
+    # On the left side, where Phi is small and its logarithm exact.
+    flip = low + high > 0
+    low, high = torch.where(flip, -high, low), torch.where(flip, -low, high)
+    log_low, log_high = torch.special.log_ndtr(low), torch.special.log_ndtr(high)
+    gap = (log_high - log_low).clamp_min(torch.finfo(log_low.dtype).tiny)
+    return log_high + (-torch.expm1(-gap)).log()
+
+
+class Rounded(Likelihood):
+    r"""A normal y* = f + N(0, s^2) of which the nearest point of a lattice was written down.
+
+    .. math:: p(y | f) = \Phi\Big(\frac{y + w/2 - f}{s}\Big) - \Phi\Big(\frac{y - w/2 - f}{s}\Big)
+
+    with lattice points w apart: grades, ages in years, coarse measurements. Unlike a density at
+    such targets, it cannot grow without limit as s falls. The predictive probabilities are closed.
+
+    :param float width: w, the distance of lattice points.
+    :param float origin: One of them.
+    :param float scale: Initial s.
+    :param int event_dim: 0 for targets [N], 1 for targets [N, P].
+    :raises ValueError: If a number is out of range.
+    """
+
+    discrete = True
+
+    def __init__(
+        self, width: float = 1.0, origin: float = 0.0, scale: float = 0.5, event_dim: int = 0
+    ) -> None:
+        for name, value in (("width", width), ("scale", scale)):
+            if not 1e-3 < value < math.inf:
+                raise ValueError(f"{name} must be above 0.001 and finite, but it is {value}.")
+        super().__init__(event_dim)
+        self.width, self.origin = float(width), float(origin)
+        self.scale = PyroParam(torch.tensor(float(scale)), softplus_above(1e-3))
+
+    @classmethod
+    def for_targets(cls, y: Tensor) -> "Rounded":
+        """The widest lattice that the targets lie on."""
+        values = torch.unique(y.double())
+        if len(values) < 2:
+            raise ValueError("Rounded needs at least two different targets to tell their lattice.")
+        width = values.diff().min().item()
+        found = cls(width, values[0].item(), event_dim=y.dim() - 1)
+        found.check_targets(y)
+        return found
+
+    @property
+    def accepts(self) -> str:
+        return f"targets {self.origin:g} + {self.width:g} k for integers k"
+
+    def check_targets(self, y: Tensor) -> None:
+        """
+        :raises ValueError: If a target is off the lattice by more than a thousandth of its width.
+        """
+        k = (y.double() - self.origin) / self.width
+        self._refuse(y, (k - k.round()).abs() > 1e-3, self.accepts)
+
+    def conditional(self, f: Tensor) -> dist.Distribution:
+        """The lattice's point next to N(f, s^2)."""
+        return _RoundedNormal(f, self.scale, self.width, self.origin)
+
+    def conditional_log_prob(self, y: Tensor, f: Tensor) -> Tensor:
+        return self.conditional(f).log_prob(y)
+
+    def bends(self, y: Tensor) -> Bends:
+        """At the interval's ends."""
+        return Bends((y - 0.5 * self.width, y + 0.5 * self.width), 2 * self.scale)
+
+    def marginal(self, loc: Tensor, var: Tensor) -> dist.Distribution:
+        """The lattice's point next to N(m, v + s^2)."""
+        scale = (var[0] + self.scale.square()).sqrt()
+        return _RoundedNormal(loc[0], scale, self.width, self.origin)
+
+    def lattice(self) -> tuple[float, float]:
+        return self.origin, self.width
+
+
+class _RoundedNormal(dist.TorchDistribution):
+    """The point of a lattice next to N(loc, scale^2)."""
+
+    arg_constraints = {}
+    support = torch.distributions.constraints.real
+
+    def __init__(self, loc, scale, width, origin):
+        self.loc, self.scale = torch.broadcast_tensors(loc, scale)
+        self.width, self.origin = width, origin
+        super().__init__(self.loc.shape, validate_args=False)
+
+    @property
+    def lattice(self):
+        return self.origin, self.width
+
+    def log_prob(self, value):
+        low, high = ((value + sign * 0.5 * self.width - self.loc) / self.scale for sign in (-1, 1))
+        return log_interval(low, high)
+
+    def cdf(self, value):
+        # A little more, for points that rounding has moved.
+        k = ((value - self.origin) / self.width + 1e-3).floor()
+        edge = self.origin + self.width * (k + 0.5)
+        return torch.special.ndtr((edge - self.loc) / self.scale)
+
+    def sample(self, sample_shape=()):
+        shape = self._extended_shape(torch.Size(sample_shape))
+        x = self.loc + self.scale * torch.randn(shape, dtype=self.loc.dtype, device=self.loc.device)
+        return self.origin + self.width * ((x - self.origin) / self.width).round()
+
+    @property
+    def mean(self):
+        return self._moments()[0]
+
+    @property
+    def variance(self):
+        return self._moments()[1]
+
+    def _moments(self) -> tuple[Tensor, Tensor]:
+        """By a sum over near points for a narrow normal, by a Fourier series for a wide one.
+
+        Rounding adds e(x) = (w / pi) sum_j (-1)^j sin(j a x) / j, with a = 2 pi / w.
+        """
+        w = self.width
+        x, s = (self.loc - self.origin) / w, self.scale / w
+        wide = s > 0.3
+        k = x.round() + torch.arange(-3, 4, device=x.device).reshape(-1, *[1] * x.dim())
+        narrow = s.clamp_max(0.3)
+        p = log_interval((k - 0.5 - x) / narrow, (k + 0.5 - x) / narrow).exp()
+        near = (p * k).sum(0)
+        mean, variance = near, (p * (k - near).square()).sum(0)
+        broad = s.clamp_min(0.3)
+        e = x_e = e2 = 0.0
+        for j in range(1, 7):
+            a, sign = 2 * math.pi * j, (-1) ** j
+            damped = (-0.5 * (a * broad).square()).exp()
+            sine, cosine = damped * (a * x).sin(), damped * (a * x).cos()
+            e = e + sign * sine / (math.pi * j)
+            x_e = x_e + sign * a * broad.square() * cosine / (math.pi * j)  # E[(x - mean x) e]
+            e2 = e2 + sign * cosine / (math.pi * j) ** 2
+        e2 = 1 / 12 + e2
+        mean = torch.where(wide, x + e, mean)
+        variance = torch.where(wide, broad.square() + 2 * x_e + e2 - e * e, variance)
+        return self.origin + w * mean, w * w * variance

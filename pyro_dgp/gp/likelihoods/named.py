@@ -1,0 +1,56 @@
+"""Likelihoods by name."""
+
+from torch import Tensor
+
+from pyro_dgp.gp.likelihoods.base import Likelihood, check_likelihood
+from pyro_dgp.gp.likelihoods.binary import Bernoulli, Binomial
+from pyro_dgp.gp.likelihoods.classes import Categorical, Ordinal
+from pyro_dgp.gp.likelihoods.counts import NegativeBinomial, Poisson
+from pyro_dgp.gp.likelihoods.gaussian import GaussianLikelihood
+from pyro_dgp.gp.likelihoods.heteroscedastic import HeteroscedasticGaussian
+from pyro_dgp.gp.likelihoods.intervals import Rounded
+from pyro_dgp.gp.likelihoods.positive import Gamma, LogNormal
+from pyro_dgp.gp.likelihoods.proportions import Beta
+from pyro_dgp.gp.likelihoods.student_t import StudentT
+from pyro_dgp.gp.likelihoods.zero_inflated import ZeroInflated
+
+__all__ = ["LIKELIHOODS", "likelihood_for"]
+
+#: Likelihoods by their names in configurations and on the command line.
+LIKELIHOODS: dict[str, type[Likelihood]] = {
+    "gaussian": GaussianLikelihood,
+    "heteroscedastic": HeteroscedasticGaussian,
+    "student_t": StudentT,
+    "bernoulli": Bernoulli,
+    "binomial": Binomial,
+    "categorical": Categorical,
+    "ordinal": Ordinal,
+    "poisson": Poisson,
+    "negative_binomial": NegativeBinomial,
+    "gamma": Gamma,
+    "log_normal": LogNormal,
+    "beta": Beta,
+    "rounded": Rounded,
+    "zero_inflated": ZeroInflated,
+}
+
+
+def likelihood_for(y: Tensor, likelihood: Likelihood | type[Likelihood] | str) -> Likelihood:
+    """A likelihood for training targets.
+
+    :param torch.Tensor y: [N] or [N, P].
+    :param likelihood: One that is there, a class, or a name of :data:`LIKELIHOODS`; the last two
+        start from y.
+    :raises TypeError: If it is something else.
+    :raises ValueError: If there is no such name, or y holds targets that it does not accept.
+    """
+    if isinstance(likelihood, str):
+        if likelihood not in LIKELIHOODS:
+            raise ValueError(
+                f"likelihood must be one of {', '.join(LIKELIHOODS)}, but it is '{likelihood}'."
+            )
+        likelihood = LIKELIHOODS[likelihood]
+    if isinstance(likelihood, type) and issubclass(likelihood, Likelihood):
+        return likelihood.for_targets(y)
+    check_likelihood(likelihood)
+    return likelihood

@@ -1,0 +1,123 @@
+"""Positive targets: gamma and log-normal."""
+
+import math
+
+import pyro.distributions as dist
+import torch
+from pyro.nn import PyroParam
+from torch import Tensor
+from torch.distributions import constraints
+
+from pyro_dgp.gp.constraints import softplus_above
+from pyro_dgp.gp.likelihoods.base import Likelihood
+from pyro_dgp.gp.likelihoods.gaussian import ExpectedNormal
+from pyro_dgp.gp.likelihoods.quadrature import Bends
+
+__all__ = ["Gamma", "LogNormal"]
+
+
+class _Positive(Likelihood):
+    """Targets of scale e^f."""
+
+    support = constraints.positive
+    accepts = "positive targets"
+
+    def __init__(self, level: float | Tensor, event_dim: int) -> None:
+        level = torch.as_tensor(level, dtype=torch.get_default_dtype())
+        if level.dim() > event_dim or not bool(((level > 0) & torch.isfinite(level)).all()):
+            raise ValueError(f"The initial level must be positive and finite, but it is {level}.")
+        super().__init__(event_dim, level.log().unsqueeze(0))
+
+    @classmethod
+    def for_targets(cls, y: Tensor) -> "Likelihood":
+        """Starts from the geometric mean of the targets."""
+        cls().check_targets(y)
+        y = y.to(torch.get_default_dtype())
+        return cls(level=y.log().mean(0).exp(), event_dim=y.dim() - 1)
+
+    def encode(self, y: Tensor, dtype: torch.dtype) -> Tensor:
+        """log y."""
+        return y.to(dtype).log()
+
+
+class Gamma(_Positive):
+    r"""y ~ Gamma with mean e^f and a trained shape a.
+
+    .. math:: E[\log p(y | f)] = a \log a - a m + (a - 1) \log y - a y e^{-m + v / 2}
+        - \log \Gamma(a), \qquad f \sim N(m, v)
+
+    :param level: Initial e^f; one, or with ``event_dim=1`` one per output [P].
+    :param float shape: Initial a.
+    :param int event_dim: 0 for targets [N], 1 for targets [N, P].
+    :raises ValueError: If a number is not positive.
+    """
+
+    def __init__(self, level: float | Tensor = 1.0, shape: float = 2.0, event_dim: int = 0) -> None:
+        if not 1e-3 < shape < math.inf:
+            raise ValueError(f"shape must be above 0.001 and finite, but it is {shape}.")
+        super().__init__(level, event_dim)
+        self.shape = PyroParam(torch.tensor(float(shape)), softplus_above(1e-3))
+
+    def conditional(self, f: Tensor) -> dist.Distribution:
+        """Gamma(a, a e^-f)."""
+        return dist.Gamma(self.shape, self.shape * (-f).exp(), validate_args=False)
+
+    def conditional_log_prob(self, y: Tensor, f: Tensor) -> Tensor:
+        a = self.shape
+        constant = a * a.log() + (a - 1) * y.log() - a.lgamma()
+        return constant - a * (f + y * (-f).exp())
+
+    def bends(self, y: Tensor) -> Bends:
+        """Around the mean y: for the distribution function."""
+        return Bends((y.clamp_min(torch.finfo(y.dtype).tiny).log(),), self.shape.rsqrt())
+
+    def expected_log_prob(self, y: Tensor, loc: Tensor, var: Tensor) -> Tensor:
+        a, m = self.shape, loc[0]
+        constant = a * a.log() + (a - 1) * y.log() - a.lgamma()
+        return constant - a * (m + y * (0.5 * var[0] - m).exp())
+
+    def marginal_cdf(self, y: Tensor, loc: Tensor, var: Tensor) -> Tensor:
+        found = super().marginal_cdf(y.clamp_min(0), loc, var)
+        return torch.where(y <= 0, 0.0, found)
+
+    def marginal_moments(self, loc: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+        mean = (loc[0] + 0.5 * var[0]).exp()
+        square = mean.square() * var[0].exp()
+        return mean, square * (1 + 1 / self.shape) - mean.square()
+
+
+class LogNormal(_Positive):
+    """log y = f + N(0, variance); everything is closed.
+
+    :param level: Initial e^f; one, or with ``event_dim=1`` one per output [P].
+    :param float variance: Initial variance of the noise of log y.
+    :param int event_dim: 0 for targets [N], 1 for targets [N, P].
+    :raises ValueError: If a number is not positive.
+    """
+
+    def __init__(
+        self, level: float | Tensor = 1.0, variance: float = 0.1, event_dim: int = 0
+    ) -> None:
+        if not 1e-6 < variance < math.inf:
+            raise ValueError(f"variance must be above 1e-6 and finite, but it is {variance}.")
+        super().__init__(level, event_dim)
+        self.variance = PyroParam(torch.tensor(float(variance)), softplus_above(1e-6))
+
+    def conditional(self, f: Tensor) -> dist.Distribution:
+        """LogNormal(f, variance)."""
+        return _LogNormal(f, self.variance.sqrt(), validate_args=False)
+
+    def expected_log_prob(self, y: Tensor, loc: Tensor, var: Tensor) -> Tensor:
+        log_y = y.log()
+        normal = ExpectedNormal(loc[0], var[0], self.variance, validate_args=False)
+        return normal.log_prob(log_y) - log_y
+
+    def marginal(self, loc: Tensor, var: Tensor) -> dist.Distribution:
+        """LogNormal(m, v + variance)."""
+        return _LogNormal(loc[0], (var[0] + self.variance).sqrt(), validate_args=False)
+
+
+class _LogNormal(dist.LogNormal):
+    def cdf(self, value):
+        tiny = torch.finfo(value.dtype).tiny
+        return torch.where(value <= 0, 0.0, super().cdf(value.clamp_min(tiny)))

@@ -1,0 +1,195 @@
+r"""Expectations over f ~ N(m, s^2) that have no closed form.
+
+.. math:: E[g(f)] \approx \sum_i w_i\, g(m + s x_i)
+
+Gauss-Hermite nodes are exact for polynomials. A log density often is none: it bends, from one slope
+to another, within a stretch that may be far shorter than s (a Student-t of small scale, the edge of
+an interval). Where the place c and the width w of a bend are known (:class:`Bends`), Gauss-Legendre
+nodes in t with
+
+.. math:: f = c + w \sinh t, \qquad m - T s \le f \le m + T s
+
+lie w apart at the bend and farther apart with the distance from it, and resolve both scales. In t,
+the integrand's nearest singularities are as far away as the bend's own are in units of w.
+
+Nodes are constants for differentiation: the derivative by m and s is that of g at the nodes, which
+is as exact as the value. Weights are positive and sum to 1, so the expectation of a log density
+stays below the logarithm of the density's expectation by Jensen's inequality, for any g.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["Bends", "expected", "log_expected"]
+
+_NUM_HERMITE = 32
+_NUM_LEGENDRE = 64
+# Standard deviations that nodes reach: beyond, a normal distribution has 1e-17 of its mass.
+_REACH = 8.5
+
+
+class Bends(NamedTuple):
+    """Where a function bends: at one or two places, in increasing order, within a width of each.
+
+    :param at: Tensors or numbers, broadcastable with the function's argument.
+    :param width: A tensor or number; the distance to the nearest complex singularity will do.
+    """
+
+    at: tuple[Tensor | float, ...]
+    width: Tensor | float
+
+
+def expected(
+    g: Callable[..., Tensor], loc: Tensor, var: Tensor, bends: Bends | None = None
+) -> Tensor:
+    """E[g(f_1, ..., f_J)] for independent f_j ~ N(loc_j, var_j).
+
+    :param g: From J tensors [num_nodes, ...] to one.
+    :param torch.Tensor loc: [J, ...].
+    :param torch.Tensor var: [J, ...].
+    :param Bends bends: Where g bends, for J = 1; None for Gauss-Hermite nodes (for J > 1 their
+        products).
+    :returns: [...].
+    """
+    x, log_w = _normal_rule(loc, var, bends)
+    values = g(*(loc.unsqueeze(1) + var.sqrt().unsqueeze(1) * x))
+    return (log_w.exp() * values).sum(0)
+
+
+def log_expected(
+    log_g: Callable[..., Tensor], loc: Tensor, var: Tensor, at: Tensor | None = None
+) -> Tensor:
+    r"""log E[exp(log_g(f))], also where the expectation underflows. Not differentiable.
+
+    For J = 1, with nodes around the mode of :math:`\log N(f; m, s^2) + \log g(f)`. A log-concave g
+    makes the integrand fall from there at least as N(mode, s^2) does. (For J > 1 by products of
+    Gauss-Hermite nodes.) Source: Liu and Pierce (1994), for the nodes at the mode.
+
+    :param log_g: From J tensors [num_nodes, ...] to one.
+    :param torch.Tensor loc: [J, ...].
+    :param torch.Tensor var: [J, ...].
+    :param torch.Tensor at: For a g that is not log-concave, where it is largest, [...].
+    :returns: [...].
+    """
+    if len(loc) > 1:
+        x, log_w = _normal_rule(loc, var, None)
+        f = loc.unsqueeze(1) + var.sqrt().unsqueeze(1) * x
+        return (log_w + log_g(*f)).logsumexp(0)
+    dtype, (m, v) = loc.dtype, (loc[0].double(), var[0].double())
+    at = None if at is None else at.double()
+    mode, width = _mode(lambda f: log_g(f.to(dtype).unsqueeze(0))[0].double(), m, v, at)
+    s = v.sqrt()
+    low, high = torch.minimum(m, mode) - _REACH * s, torch.maximum(m, mode) + _REACH * s
+    f, log_df = _sinh_nodes(mode, width, low, high)
+    log_normal = -0.5 * ((f - m) / s).square() - s.log() - 0.5 * math.log(2 * math.pi)
+    return (log_df + log_normal + log_g(f.to(dtype)).double()).logsumexp(0).to(dtype)
+
+
+def _normal_rule(loc: Tensor, var: Tensor, bends: Bends | None) -> tuple[Tensor, Tensor]:
+    """Standardised nodes x [J, num_nodes, ...] and the logarithms of their weights."""
+    with torch.no_grad():
+        if bends is None:
+            x, log_w = _hermite_nodes(len(loc))
+            shape = (*x.shape, *[1] * (loc.dim() - 1))
+            return loc.new_tensor(x).reshape(shape), loc.new_tensor(log_w).reshape(shape[1:])
+        # In double precision: x is the small difference of a node and m, in units of s.
+        m, s = loc[0].double(), var[0].double().sqrt()
+        *at, width = (torch.as_tensor(value, device=m.device) for value in (*bends.at, bends.width))
+        at, width = [c.double() for c in at], width.double()
+        edges = [m - _REACH * s, *((a + b) / 2 for a, b in itertools.pairwise(at))]
+        edges.append(m + _REACH * s)
+        parts = []
+        for c, ends in zip(at, itertools.pairwise(edges), strict=True):
+            low, high = (torch.clamp(end, edges[0], edges[-1]) for end in ends)
+            f, log_df = _sinh_nodes(c, width, low, high)
+            parts.append(((f - m) / s, log_df - s.log()))
+        x, log_dx = (torch.cat(part) for part in zip(*parts, strict=True))
+        log_w = log_dx - 0.5 * x.square()
+        log_w = log_w - log_w.logsumexp(0)
+        return x.unsqueeze(0).to(loc.dtype), log_w.to(loc.dtype)
+
+
+def _sinh_nodes(c: Tensor, w: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """Nodes f = c + w sinh(t) of [low, high], [num_nodes, ...], and log(weight df/dt)."""
+    c, w, low, high = torch.broadcast_tensors(c, w, low, high)
+    nodes, weights = _legendre_nodes()
+    shape = (-1, *[1] * low.dim())
+    node, log_weight = (low.new_tensor(v).reshape(shape) for v in (nodes, np.log(weights)))
+    # Where [low, high] is short beside its distance from c, sinh is straight there, and only loses
+    # digits.
+    near, far = ((low - c) / w).asinh(), ((high - c) / w).asinh()
+    half = 0.5 * (far - near)
+    t = half * node + 0.5 * (near + far)
+    straight = half < 1e-6
+    f = torch.where(straight, 0.5 * (high - low) * node + 0.5 * (high + low), c + w * t.sinh())
+    log_df = torch.where(straight, 0.5 * (high - low), half * w * t.cosh())
+    return f, log_weight + log_df.log()
+
+
+def _mode(
+    log_g: Callable[[Tensor], Tensor], m: Tensor, v: Tensor, at: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Mode of N(f; m, v) g(f), and the width that the curvature there gives.
+
+    For a log-concave g, the mode f = m + v slope(f), with slope the derivative of log g, lies
+    between m and m + v slope(m), as slopes fall; in any case between m and the mode of g.
+    """
+
+    def slope(f: Tensor, curvature: bool = False) -> tuple[Tensor, ...]:
+        with torch.enable_grad():
+            f = f.detach().requires_grad_()
+            (first,) = torch.autograd.grad(log_g(f).sum(), f, create_graph=curvature)
+            if not curvature:
+                return first, first
+            if not first.requires_grad:
+                return first, torch.zeros_like(first)
+            (second,) = torch.autograd.grad(first.sum(), f, allow_unused=True)
+        return first.detach(), torch.zeros_like(first) if second is None else second
+
+    m, v = torch.broadcast_tensors(m, v)
+    ends = torch.stack([m, m + v * slope(m)[0], m if at is None else at.expand_as(m)])
+    low, high = ends.amin(0), ends.amax(0)
+    f = 0.5 * (low + high)
+    for _ in range(100):
+        first, second = slope(f, curvature=True)
+        error = m + v * first - f  # falls with f
+        low, high = torch.where(error > 0, f, low), torch.where(error > 0, high, f)
+        newton = f + error / (1 - v * second).clamp_min(1)
+        inside = (newton > low) & (newton < high)
+        step = torch.where(inside, newton, 0.5 * (low + high))
+        # A tenth of the peak's width is close enough for its nodes.
+        close = (step - f).abs() <= 0.1 * (v / (1 - v * second).clamp_min(1)).sqrt()
+        f = step
+        if bool(close.all()):
+            break
+    _, second = slope(f, curvature=True)
+    return f, (v / (1 - v * second).clamp_min(1)).sqrt()
+
+
+@functools.cache
+def _hermite_nodes(num_functions: int) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes of a standard normal distribution of J dimensions, [J, num_nodes]; log weights."""
+    # Some 1000 nodes at most, so that two or three functions stay affordable.
+    num = {1: _NUM_HERMITE, 2: 24, 3: 10}.get(num_functions)
+    if num is None:
+        raise NotImplementedError(
+            f"There is no quadrature over {num_functions} functions: give the likelihood an "
+            "expected_log_prob and a log_marginal of its own."
+        )
+    x, w = np.polynomial.hermite_e.hermegauss(num)
+    grid = np.stack([g.ravel() for g in np.meshgrid(*[x] * num_functions, indexing="ij")])
+    weights = np.stack([g.ravel() for g in np.meshgrid(*[w] * num_functions, indexing="ij")])
+    log_w = np.log(weights).sum(0)
+    return grid, log_w - np.logaddexp.reduce(log_w)
+
+
+@functools.cache
+def _legendre_nodes() -> tuple[np.ndarray, np.ndarray]:
+    return np.polynomial.legendre.leggauss(_NUM_LEGENDRE)

@@ -1,0 +1,124 @@
+"""One value that is far more frequent than a density allows."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
+
+from pyro_dgp.gp.likelihoods.base import Likelihood, check_likelihood
+from pyro_dgp.gp.likelihoods.heteroscedastic import HeteroscedasticGaussian
+from pyro_dgp.gp.likelihoods.quadrature import Bends, expected, log_expected
+
+__all__ = ["ZeroInflated"]
+
+
+class ZeroInflated(Likelihood):
+    r"""y is ``value`` with probability sigma(f_1), and else of another likelihood, continuous.
+
+    The first of its functions is the log odds of the value; the others are the other likelihood's.
+    ``log_prob`` of the value is the logarithm of a probability, that of other targets one of a
+    density: the two cannot be compared.
+
+    :param Likelihood likelihood: Of the other targets.
+    :param float value: The frequent one, such as 0. Targets within 1e-6 of it count as it.
+    :param float probability: Initial probability of it.
+    :raises ValueError: If the other likelihood is discrete, or the probability is not between 0
+        and 1.
+    """
+
+    def __init__(
+        self, likelihood: Likelihood, value: float = 0.0, probability: float = 0.5
+    ) -> None:
+        check_likelihood(likelihood)
+        if likelihood.discrete:
+            raise ValueError(
+                f"{type(likelihood).__name__} is discrete: it gives {value} a probability already."
+            )
+        if not 0 < probability < 1:
+            raise ValueError(f"probability must lie between 0 and 1, but it is {probability}.")
+        super().__init__(likelihood.event_dim)
+        self.value = float(value)
+        self.log_odds = nn.Parameter(torch.tensor(math.log(probability / (1 - probability))))
+        self.likelihood = likelihood
+
+    @classmethod
+    def for_targets(cls, y: Tensor) -> "ZeroInflated":
+        """At the most frequent target, over Gaussian noise of varying variance."""
+        values, counts = torch.unique(y, return_counts=True)
+        value = values[counts.argmax()].item()
+        rest = y[y != value] if y.dim() == 1 else y
+        inner = HeteroscedasticGaussian.for_targets(rest if len(rest) > 1 else y)
+        share = min(max(counts.max().item() / y.numel(), 0.01), 0.99)
+        return cls(inner, value, share)
+
+    @property
+    def num_functions(self) -> int:
+        """One more than the other likelihood's."""
+        return 1 + self.likelihood.num_functions
+
+    @property
+    def covariates(self) -> tuple[str, ...]:
+        """Those of the other likelihood."""
+        return self.likelihood.covariates
+
+    def check_targets(self, y: Tensor, **covariates: Tensor) -> None:
+        """
+        :raises ValueError: If a target is neither the value nor one of the other likelihood's.
+        """
+        self.likelihood.check_targets(self._elsewhere(y), **covariates)
+
+    def functions(self, loc: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+        rest_loc, rest_var = self.likelihood.functions(loc[1:], var[1:])
+        return torch.cat([loc[:1] + self.log_odds, rest_loc]), torch.cat([var[:1], rest_var])
+
+    def expected_log_prob(
+        self, y: Tensor, loc: Tensor, var: Tensor, **covariates: Tensor
+    ) -> Tensor:
+        here = self._is_value(y)
+        sign = torch.where(here, 1.0, -1.0).to(loc.dtype)
+        chosen = expected(lambda f: logsigmoid(sign * f), loc[:1], var[:1], Bends((0.0,), math.pi))
+        rest = self.likelihood.expected_log_prob(self._elsewhere(y), loc[1:], var[1:], **covariates)
+        return chosen + torch.where(here, 0.0, rest)
+
+    def log_marginal(self, y: Tensor, loc: Tensor, var: Tensor, **covariates: Tensor) -> Tensor:
+        here = self._is_value(y)
+        sign = torch.where(here, 1.0, -1.0).to(loc.dtype)
+        chosen = log_expected(lambda f: logsigmoid(sign * f), loc[:1], var[:1])
+        rest = self.likelihood.marginal(loc[1:], var[1:], **covariates)
+        return chosen + torch.where(here, 0.0, rest.log_prob(self._elsewhere(y)))
+
+    def marginal_cdf(self, y: Tensor, loc: Tensor, var: Tensor, **covariates: Tensor) -> Tensor:
+        p = self._probability(loc, var)
+        rest = self.likelihood.marginal(loc[1:], var[1:], **covariates)
+        return p * (y >= self.value) + (1 - p) * rest.cdf(y)
+
+    def marginal_moments(
+        self, loc: Tensor, var: Tensor, **covariates: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        p = self._probability(loc, var)
+        rest = self.likelihood.marginal(loc[1:], var[1:], **covariates)
+        mean = p * self.value + (1 - p) * rest.mean
+        square = p * self.value**2 + (1 - p) * (rest.variance + rest.mean.square())
+        return mean, square - mean.square()
+
+    def marginal_sample(self, loc: Tensor, var: Tensor, **covariates: Tensor) -> Tensor:
+        here = torch.rand_like(loc[0]) < self._probability(loc, var)
+        rest = self.likelihood.marginal(loc[1:], var[1:], **covariates).sample()
+        return torch.where(here, self.value, rest)
+
+    def encode(self, y: Tensor, dtype: torch.dtype) -> Tensor:
+        """As the other likelihood has it, and whether it is the value."""
+        rest = self.likelihood.encode(self._elsewhere(y), dtype)
+        parts = [v if v.dim() > 1 else v.unsqueeze(-1) for v in (rest, self._is_value(y).to(dtype))]
+        return torch.cat(parts, -1)
+
+    def _probability(self, loc: Tensor, var: Tensor) -> Tensor:
+        return expected(torch.sigmoid, loc[:1], var[:1], Bends((0.0,), math.pi))
+
+    def _is_value(self, y: Tensor) -> Tensor:
+        return (y - self.value).abs() <= 1e-6 * max(1.0, abs(self.value))
+
+    def _elsewhere(self, y: Tensor) -> Tensor:
+        """y, with something that any likelihood accepts in place of the value."""
+        return torch.where(self._is_value(y), 0.5, y)

@@ -1,0 +1,68 @@
+"""One name a model in Pyro's param store, where modules of one name would share parameters."""
+
+import copy
+import weakref
+
+import pyro
+from pyro.nn import PyroModule
+
+__all__ = ["UniquelyNamed"]
+
+
+class UniquelyNamed(PyroModule):
+    """A root module whose name no other one of the process has, copies included.
+
+    :param str name: The prefix of its sites and parameters; None for ``dgp``, ``dgp2`` and so on.
+    """
+
+    def __init__(self, name: str | None = None) -> None:
+        super().__init__(name or _unique_name())
+        _live[self._pyro_name] = self
+
+    @property
+    def name(self) -> str:
+        """Prefix of the names of this model's sites and parameters."""
+        return self._pyro_name
+
+    def _pyro_set_supermodule(self, name, context):
+        # Two larger modules that call their part `dgp` must not share its parameters.
+        super()._pyro_set_supermodule(self._pyro_name, context)
+
+    def __deepcopy__(self, memo):
+        new = self.__class__.__new__(self.__class__)
+        memo[id(self)] = new
+        new.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        new._take_own_name()
+        return new
+
+    def __copy__(self):
+        # A shallow copy would share submodules, each of which has one name.
+        return copy.deepcopy(self)
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        self._take_own_name()
+
+    def _take_own_name(self) -> None:
+        old, new = self._pyro_name, self._pyro_name
+        if _is_taken(old):
+            new = _unique_name()
+        for module in self.modules():
+            if isinstance(module, PyroModule):
+                module._pyro_name = new + module._pyro_name.removeprefix(old)
+        _live[new] = self
+
+
+_live: "weakref.WeakValueDictionary[str, UniquelyNamed]" = weakref.WeakValueDictionary()
+
+
+def _is_taken(name: str) -> bool:
+    return name in _live or any(key.startswith(f"{name}.") for key in pyro.get_param_store())
+
+
+def _unique_name() -> str:
+    name, number = "dgp", 1
+    while _is_taken(name):
+        number += 1
+        name = f"dgp{number}"
+    return name

@@ -1,0 +1,99 @@
+"""From a fitted model to predictive mixtures, by functions of tensors alone.
+
+No handler of Pyro's and no entry of its param store is touched, both of which are global: several
+threads may predict with one model, or beside another one's training.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pyro_dgp._checks import check_integer
+from pyro_dgp.gp.batches import assembled
+from pyro_dgp.gp.fixed import fixed_copy, has_priors
+from pyro_dgp.gp.layers import Layer
+from pyro_dgp.gp.mixture import PredictiveMixture
+
+__all__ = ["predict"]
+
+# Rows [samples x inputs] that go through the layers at once.
+_PREDICT_ROWS = 2**13
+
+
+@torch.no_grad()
+def predict(
+    self,
+    X: Tensor,
+    num_samples: int = 1000,
+    *,
+    shared_draws: bool = False,
+    z: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    **covariates: Tensor,
+) -> PredictiveMixture:
+    """Predictive distribution of the targets at new inputs.
+
+    An equal mixture over draws of z from its prior and of the hidden layers from q, each with
+    the last layer and the noise integrated. Hyperparameters with a prior are drawn from their
+    guide, anew for every sample. Safe to call from several threads at once.
+
+    :param torch.Tensor X: New inputs, [N, D].
+    :param int num_samples: S, the number of components.
+    :param bool shared_draws: Give all rows the same draws of z and of the hidden layers' noise.
+        The distribution of a row is as good an estimate; it then varies smoothly with the
+        inputs, and does not depend on the rows it is asked for with.
+    :param torch.Tensor z: Fix the latent input of every row, [latent_dim], instead of drawing
+        it, to see what it does. Needs a single :class:`~pyro_dgp.gp.LatentLayer`.
+    :param torch.Generator generator: Source of the draws, on X's device; None for torch's global
+        one.
+    :param covariates: What the likelihood takes per row, such as ``exposure`` [N].
+    :returns: A distribution with batch shape [N], and event shape [P] for targets [N, P].
+    :raises TypeError: If X is not a floating-point tensor of the model's dtype, or the likelihood
+        takes no such covariate.
+    :raises ValueError: If X has a wrong shape or non-finite values, z does not fit the model,
+        or ``num_samples < 1``.
+    """
+    self._check(X, None, covariates)
+    num_samples = check_integer("num_samples", num_samples, 1)
+    fixed = self._fixed_inputs(z)
+
+    def noise(layer: Layer, samples: int, rows: int) -> Tensor | None:
+        """Of some samples and rows, [samples, rows, noise_dim]."""
+        if layer in fixed:
+            return fixed[layer].expand(samples, rows, -1)
+        shape = (samples, rows, layer.noise_dim)
+        return torch.randn(shape, dtype=X.dtype, device=X.device, generator=generator)
+
+    hidden = list(self.layers[:-1])
+    shared = [noise(layer, num_samples, 1) for layer in hidden] if shared_draws else None
+
+    def draws(start: int, stop: int, rows: slice) -> Sequence[Tensor]:
+        if shared is not None:
+            return [values[start:stop] for values in shared]
+        return [noise(layer, stop - start, rows.stop - rows.start) for layer in hidden]
+
+    def component(model, start: int, stop: int, rows: slice):
+        h = X[rows].expand(stop - start, -1, -1)
+        for layer, epsilon in zip(model.layers[:-1], draws(start, stop, rows), strict=True):
+            h = layer.propagate(h, epsilon)
+        given = {name: value[rows] for name, value in covariates.items()}
+        return model.likelihood.predictive(*model.layers[-1].marginal(h), **given)
+
+    def parts(model, start: int, stop: int):
+        """Components from ``start`` to ``stop``, of some samples and rows at a time."""
+        step = max(1, _PREDICT_ROWS // len(X))
+        for low in range(start, stop, step):
+            high = min(low + step, stop)
+            for first in range(0, len(X), _PREDICT_ROWS):
+                rows = slice(first, min(first + _PREDICT_ROWS, len(X)))
+                yield (slice(low - start, high - start), rows), component(model, low, high, rows)
+
+    def mixture_of(model, start: int, stop: int):
+        return assembled(parts(model, start, stop), (stop - start, len(X)))
+
+    if has_priors(self):
+        found = [mixture_of(fixed_copy(self, generator), s, s + 1) for s in range(num_samples)]
+    else:
+        found = [mixture_of(fixed_copy(self), 0, num_samples)]
+    return PredictiveMixture(found, self.likelihood.event_dim)
