@@ -19,6 +19,8 @@ from pyro_dgp.experiments.runs import (
 )
 from pyro_dgp.experiments.studies import demo_config, some_data, trained
 from pyro_dgp.experiments.table1 import FORMATS, read_evaluations, table1
+from pyro_dgp.gp.kernels import KERNELS
+from pyro_dgp.gp.likelihoods import LIKELIHOODS
 from pyro_dgp.memory import keep_freed_memory
 from pyro_dgp.table.commands import add_fit, add_plot, add_predict
 
@@ -187,6 +189,9 @@ def _train(args: argparse.Namespace) -> int:
         K=args.K,
         num_layers=args.layers,
         latent_dim=args.latent_dim,
+        likelihood=args.likelihood,
+        kernel=args.kernel,
+        schedule=args.schedule,
         learned_qz=not args.fixed_qz,
         num_steps=args.steps,
         batch_size=args.batch_size,
@@ -212,6 +217,8 @@ def _run(args: argparse.Namespace, config: RunConfig, figures) -> int:
             file=sys.stderr,
         )
         return 130
+    variance = record["noise_variance"]
+    noise = "" if variance is None else f"noise variance       {variance:.2e}\n"
     label = "bound (VI)" if config.loss == "vi" else f"bound (K={config.K})"
     print(
         f"{label:<20} {record['train_bound']:.2f}"
@@ -219,7 +226,7 @@ def _run(args: argparse.Namespace, config: RunConfig, figures) -> int:
         f"test log-likelihood  {record['test_log_likelihood']:.4f}\n"
         f"test CRPS            {record['crps']:.4f}\n"
         f"test RMSE            {record['rmse']:.4f}\n"
-        f"noise variance       {record['noise_variance']:.2e}\n"
+        f"{noise}"
         f"time                 {record['seconds']:.1f} s for {record['steps_done']} steps"
         f" ({1e3 * record['seconds_per_step']:.1f} ms per step)\n"
         f"record               {record_path(config, folder)}"
@@ -267,6 +274,21 @@ def _add_train(commands) -> None:
     train.add_argument("--split", type=int, default=0, help="train-test split (default 0)")
     train.add_argument("--loss", choices=LOSSES, default="dreg", help="default dreg")
     train.add_argument("--latent-dim", type=int, default=1, help="dimension of z (default 1)")
+    train.add_argument(
+        "--likelihood",
+        choices=tuple(LIKELIHOODS),
+        default="gaussian",
+        help="of the targets (default gaussian: noise of one variance)",
+    )
+    train.add_argument(
+        "--kernel", choices=tuple(KERNELS), default="rbf", help="of all layers (default rbf)"
+    )
+    train.add_argument(
+        "--schedule",
+        choices=("steps", "cosine"),
+        default="steps",
+        help="of the learning rate: the paper's (default), or half a cosine, for few steps",
+    )
     train.add_argument("--fixed-qz", action="store_true", help="fix q(z) to the prior")
     train.add_argument("--batch-size", type=int, default=64, help="default 64")
     train.add_argument(

@@ -1,5 +1,6 @@
 """How good a model is: its bound on the training data, its predictions on the test data."""
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -54,15 +55,19 @@ def evaluate(
         of the first evaluation ``crps``, ``rmse`` of the predictive mean, and for a single output
         ``coverage`` of the central intervals by their probability, and ``shapiro_wilk``, the median
         over rows of the Shapiro-Wilk W of draws (1 for a normal distribution), the authors' measure
-        of how far predictive densities are from Gaussian.
+        of how far predictive densities are from Gaussian. For targets on a lattice, whose
+        ``log_prob`` is that of a probability, not ``shapiro_wilk`` but ``log_step``, the logarithm
+        of its step: less that, the log-likelihood is the mean log density over the step.
     """
-    log_prob, crps, squared, pit, shapiro_w = [], [], [], [], []
+    log_prob, crps, squared, pit, shapiro_w, lattice = [], [], [], [], [], None
     for predictive, target in _predictions(dgp, X, y, num_samples):
         log_prob.append(predictive.log_prob(target))
         crps.append(predictive.crps(target))
         squared.append((predictive.mean - target).square())
+        lattice = predictive.lattice
         if y.dim() == 1:
             pit.append(predictive.cdf(target))
+        if y.dim() == 1 and lattice is None:
             draws = predictive.sample((_SHAPIRO_DRAWS,)).cpu().numpy()
             shapiro_w += [float(shapiro(row).statistic) for row in draws.T]
     values = [torch.cat(log_prob).mean().item()]
@@ -75,7 +80,10 @@ def evaluate(
     }
     if y.dim() == 1:
         found["coverage"] = {str(p): share for p, share in coverage(torch.cat(pit)).items()}
+    if shapiro_w:
         found["shapiro_wilk"] = float(np.median(shapiro_w))
+    if lattice is not None:
+        found["log_step"] = math.log(lattice[1])
     return found
 
 

@@ -98,7 +98,8 @@ class LatentDGP(UniquelyNamed):
         self.likelihood.guide()
         self._refuse_batched([layer.guide() for layer in self.layers])
         # Without y a latent input is not drawn, and a plate without a site confuses Predictive.
-        drawn = [layer for layer in self.layers[:-1] if y is not None or not layer.latent_dim]
+        drawn = [layer for layer in self.layers[:-1] if layer.noise_dim]
+        drawn = [layer for layer in drawn if y is not None or not layer.latent_dim]
         if drawn:
             seen = None if y is None else self.likelihood.encode(y, X.dtype)
             with self.plate(X):
@@ -181,5 +182,6 @@ class LatentDGP(UniquelyNamed):
                 )
             last = self.layers[-1]
             likelihood.check_shape(y, last.width(last.input_dim))
-            likelihood.check_targets(y, **covariates)
+            given = {name: v for name, v in covariates.items() if name != "weight"}
+            likelihood.check_targets(y, **given)
         self._last_batch.keep(X, y, *covariates.values())

@@ -180,7 +180,7 @@ class PredictiveMixture(dist.TorchDistribution):
             raise ValueError("Probabilities must lie strictly between 0 and 1.")
         p = p.expand(torch.broadcast_shapes(p.shape, self.batch_shape + self.event_shape))
         low, high = self._bracket(p)
-        if self._lattice is not None:
+        if self.lattice is not None:
             return self._lattice_icdf(p, low, high)
         x = 0.5 * (low + high)
         eps = torch.finfo(p.dtype).eps
@@ -254,8 +254,8 @@ class PredictiveMixture(dist.TorchDistribution):
         p = ends.reshape(2, *[1] * len(shape)).expand(2, *shape)
         low, high = self._bracket(p)
         low, high = low[0], high[1]
-        if self._lattice is not None:
-            origin, step = self._lattice
+        if self.lattice is not None:
+            origin, step = self.lattice
             first = math.floor((torch.minimum(low, _least(value, shape)).min() - origin) / step)
             last = math.ceil((torch.maximum(high, -_least(-value, shape)).max() - origin) / step)
             if last - first <= _MOST_LATTICE_POINTS:
@@ -305,7 +305,8 @@ class PredictiveMixture(dist.TorchDistribution):
         return isinstance(self.parts[0], torch.distributions.Normal)
 
     @property
-    def _lattice(self) -> tuple[float, float] | None:
+    def lattice(self) -> tuple[float, float] | None:
+        """An origin and a step, if targets lie on origin + step k and have probabilities."""
         part = self.parts[0]
         if hasattr(part, "lattice"):
             return part.lattice
@@ -381,7 +382,7 @@ class PredictiveMixture(dist.TorchDistribution):
         return ends[0], ends[1]
 
     def _lattice_icdf(self, p: Tensor, low: Tensor, high: Tensor) -> Tensor:
-        origin, step = self._lattice
+        origin, step = self.lattice
         low = ((low - origin) / step).floor() - 1
         high = ((high - origin) / step).ceil()
         while bool((high - low > 1).any()):

@@ -56,6 +56,7 @@ def predict(
     """
     self._check(X, None, covariates)
     num_samples = check_integer("num_samples", num_samples, 1)
+    covariates.pop("weight", None)  # of training, where it belongs to y
     fixed = self._fixed_inputs(z)
 
     def noise(layer: Layer, samples: int, rows: int) -> Tensor | None:

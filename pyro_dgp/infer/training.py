@@ -5,7 +5,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -89,7 +89,7 @@ def fit(
     model: Callable,
     guide: Callable,
     loss: ELBO,
-    data: Sequence[Tensor],
+    data: Sequence[Tensor] | Mapping[str, Tensor],
     *,
     num_steps: int,
     batch_size: int | None = 64,
@@ -105,7 +105,8 @@ def fit(
     :param model: Called as ``model(*batch)``.
     :param guide: Called as ``guide(*batch)``.
     :param ~pyro.infer.ELBO loss: For instance :class:`~pyro_dgp.infer.DRegIWELBO`.
-    :param data: Tensors with one number of rows N, for instance ``(X, y)``.
+    :param data: Tensors with one number of rows N, for instance ``(X, y)``; or a dict of them by
+        the names of the arguments, for instance ``{"X": X, "y": y, "weight": w}``.
     :param int num_steps: Number of gradient steps, those of a checkpoint included.
     :param int batch_size: B, at most N is used; None for all data at every step.
     :param optim: None for :func:`paper_optimizer`. Give the same one again, with another ``seed``,
@@ -132,6 +133,9 @@ def fit(
     """
     if num_steps < 0:
         raise ValueError(f"num_steps must not be negative, but it is {num_steps}.")
+    if isinstance(data, Mapping):
+        model, guide = (_by_name(function, list(data)) for function in (model, guide))
+        data = list(data.values())
     history = TrainingHistory()
     optim = paper_optimizer() if optim is None else optim
     guarded = _Guard(loss)
@@ -192,6 +196,11 @@ def fit(
         guarded.clear_gradients()
         history.seconds += time.perf_counter() - start_time
     return history
+
+
+def _by_name(function: Callable, names: list[str]) -> Callable:
+    """The function with arguments by position that it takes by name."""
+    return lambda *values: function(**dict(zip(names, values, strict=True)))
 
 
 class _Interrupt:

@@ -118,6 +118,10 @@ class Likelihood(pyro.contrib.gp.likelihoods.likelihood.Likelihood):
         bends = None if self.num_functions > 1 else self.bends(y, **covariates)
         return expected(lambda *f: self.conditional_log_prob(y, *f, **covariates), loc, var, bends)
 
+    def collapsed(self, loc: Tensor, var: Tensor, **covariates: Tensor) -> dist.Distribution:
+        """:meth:`expected_log_prob` as the ``log_prob`` of a distribution."""
+        return CollapsedObservation(captured(self), loc, var, covariates)
+
     def marginal(self, loc: Tensor, var: Tensor, **covariates: Tensor) -> dist.Distribution:
         """The distribution of y with f integrated, elementwise over targets: batch shape of f."""
         return Marginal(self, loc, var, covariates)
@@ -241,14 +245,20 @@ class Likelihood(pyro.contrib.gp.likelihoods.likelihood.Likelihood):
         :param covariates: What the likelihood takes per row, [B] or [B, P].
         :returns: y, or a draw from the predictive distribution.
         """
-        y_dist = self.observation(*self._split(f_loc, f_var), **covariates)
+        y_dist = self.observation(f_loc, f_var, **covariates)
         if weight is not None:
             y_dist = _Weighted(y_dist, weight)
         return pyro.sample(self._pyro_get_fullname("y"), y_dist, obs=y)
 
-    def observation(self, loc: Tensor, var: Tensor, **covariates: Tensor) -> dist.Distribution:
-        """The distribution of the observation site, whose ``log_prob`` is the expected one."""
-        return CollapsedObservation(captured(self), loc, var, covariates)
+    def observation(self, f_loc: Tensor, f_var: Tensor, **covariates: Tensor) -> dist.Distribution:
+        """The distribution of the observation site, for a site of one's own in a larger model.
+
+        :param torch.Tensor f_loc: Means of the last layer, [..., B, J P].
+        :param torch.Tensor f_var: Its variances, [..., B, J P].
+        :param covariates: What the likelihood takes per row, [B] or [B, P].
+        :returns: Batch shape [..., B], event shape [] or [P]; ``log_prob`` is the expected one.
+        """
+        return self.collapsed(*self._split(f_loc, f_var), **covariates)
 
     def predictive(self, f_loc: Tensor, f_var: Tensor, **covariates: Tensor) -> dist.Distribution:
         """The distribution of y with f integrated.

@@ -107,7 +107,7 @@ class GaussianLikelihood(Likelihood):
         """See :class:`ExpectedNormal`."""
         return ExpectedNormal(loc[0], var[0], self.variance, validate_args=False).log_prob(y)
 
-    def observation(self, loc: Tensor, var: Tensor) -> dist.Distribution:
+    def collapsed(self, loc: Tensor, var: Tensor) -> dist.Distribution:
         return ExpectedNormal(loc[0], var[0], self.variance).to_event(self.event_dim)
 
     def marginal(self, loc: Tensor, var: Tensor) -> dist.Distribution:
