@@ -60,7 +60,9 @@ def predict(
     fixed = self._fixed_inputs(z)
 
     def noise(layer: Layer, samples: int, rows: int) -> Tensor | None:
-        """Of some samples and rows, [samples, rows, noise_dim]."""
+        """Of some samples and rows, [samples, rows, noise_dim]; None for a layer without."""
+        if not layer.noise_dim:
+            return None
         if layer in fixed:
             return fixed[layer].expand(samples, rows, -1)
         shape = (samples, rows, layer.noise_dim)
@@ -69,9 +71,9 @@ def predict(
     hidden = list(self.layers[:-1])
     shared = [noise(layer, num_samples, 1) for layer in hidden] if shared_draws else None
 
-    def draws(start: int, stop: int, rows: slice) -> Sequence[Tensor]:
+    def draws(start: int, stop: int, rows: slice) -> Sequence[Tensor | None]:
         if shared is not None:
-            return [values[start:stop] for values in shared]
+            return [None if values is None else values[start:stop] for values in shared]
         return [noise(layer, stop - start, rows.stop - rows.start) for layer in hidden]
 
     def component(model, start: int, stop: int, rows: slice):

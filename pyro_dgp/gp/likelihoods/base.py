@@ -128,7 +128,10 @@ class Likelihood(pyro.contrib.gp.likelihoods.likelihood.Likelihood):
 
     def log_marginal(self, y: Tensor, loc: Tensor, var: Tensor, **covariates: Tensor) -> Tensor:
         """log E[p(y | f)], for :meth:`marginal`."""
-        return log_expected(lambda *f: self.conditional_log_prob(y, *f, **covariates), loc, var)
+        bends = None if self.num_functions > 1 else self.bends(y, **covariates)
+        return log_expected(
+            lambda *f: self.conditional_log_prob(y, *f, **covariates), loc, var, bends=bends
+        )
 
     def marginal_cdf(self, y: Tensor, loc: Tensor, var: Tensor, **covariates: Tensor) -> Tensor:
         """P(target <= y), for :meth:`marginal`; needs a conditional with ``cdf``."""

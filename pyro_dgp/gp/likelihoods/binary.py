@@ -135,15 +135,22 @@ class Binomial(Bernoulli):
         square = expected(lambda f: (2 * self._log_cdf(f)).exp(), loc, var, bends)
         return n * p, n * (p - square) + n.square() * (square - p.square())
 
+    def log_marginal(self, y: Tensor, loc: Tensor, var: Tensor, total_count: Tensor) -> Tensor:
+        log_prob, steps = self.conditional_log_prob, self._steps(y, total_count, loc.dtype)
+        return log_expected(lambda f: log_prob(y, f, total_count), loc, var, bends=steps)
+
     def marginal_cdf(self, y: Tensor, loc: Tensor, var: Tensor, total_count: Tensor) -> Tensor:
-        # As a function of f it falls where the probability is y / n, the faster the more trials.
-        n = total_count.to(loc.dtype)
+        conditional, steps = self.conditional, self._steps(y, total_count, loc.dtype)
+        return expected(lambda f: conditional(f, total_count).cdf(y), loc, var, steps)
+
+    def _steps(self, y: Tensor, total_count: Tensor, dtype: torch.dtype) -> Bends:
+        """Where probabilities rise and fall with f: at y / n, the faster the more trials."""
+        n = total_count.to(dtype)
         share = (y + 0.5).clamp_min(0.25) / (n + 1).clamp_min(1)
         share = share.clamp(1e-6, 1 - 1e-6)
         at = share.logit() if self.link == "logit" else torch.special.ndtri(share)
         width = ((n + 1) * share * (1 - share)).rsqrt().clamp_max(2.0)
-        conditional = self.conditional
-        return expected(lambda f: conditional(f, total_count).cdf(y), loc, var, Bends((at,), width))
+        return Bends((at,), width)
 
     def encode(self, y: Tensor, dtype: torch.dtype) -> Tensor:
         """log(1 + y)."""

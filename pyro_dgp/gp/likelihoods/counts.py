@@ -11,7 +11,7 @@ from torch.distributions import constraints
 
 from pyro_dgp.gp.constraints import softplus_above
 from pyro_dgp.gp.likelihoods.base import Likelihood
-from pyro_dgp.gp.likelihoods.quadrature import Bends
+from pyro_dgp.gp.likelihoods.quadrature import Bends, expected, log_expected
 from pyro_dgp.gp.likelihoods.special import with_scipy
 
 __all__ = ["NegativeBinomial", "Poisson"]
@@ -119,6 +119,24 @@ class NegativeBinomial(_Counts):
         exposure = torch.as_tensor(exposure, dtype=self.concentration.dtype)
         at = self.concentration.log() - exposure.to(self.concentration.device).log()
         return Bends((at,), math.pi)
+
+    def log_marginal(
+        self, y: Tensor, loc: Tensor, var: Tensor, exposure: Tensor | float = 1.0
+    ) -> Tensor:
+        log_prob, steps = self.conditional_log_prob, self._steps(y, exposure)
+        return log_expected(lambda f: log_prob(y, f, exposure=exposure), loc, var, bends=steps)
+
+    def marginal_cdf(
+        self, y: Tensor, loc: Tensor, var: Tensor, exposure: Tensor | float = 1.0
+    ) -> Tensor:
+        conditional, steps = self.conditional, self._steps(y, exposure)
+        return expected(lambda f: conditional(f, exposure).cdf(y), loc, var, steps)
+
+    def _steps(self, y: Tensor, exposure: Tensor | float) -> Bends:
+        """Where probabilities rise and fall with f: around the mean y."""
+        y = y.clamp_min(0)
+        width = (1 / (y + 1) + 1 / self.concentration).sqrt()
+        return Bends((((y + 0.5) / exposure).log(),), width)
 
     def marginal_moments(
         self, loc: Tensor, var: Tensor, exposure: Tensor | float = 1.0

@@ -20,7 +20,7 @@ stays below the logarithm of the density's expectation by Jensen's inequality, f
 import functools
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -64,18 +64,25 @@ def expected(
 
 
 def log_expected(
-    log_g: Callable[..., Tensor], loc: Tensor, var: Tensor, at: Tensor | None = None
+    log_g: Callable[..., Tensor],
+    loc: Tensor,
+    var: Tensor,
+    at: Tensor | None = None,
+    bends: Bends | None = None,
 ) -> Tensor:
     r"""log E[exp(log_g(f))], also where the expectation underflows. Not differentiable.
 
-    For J = 1, with nodes around the mode of :math:`\log N(f; m, s^2) + \log g(f)`. A log-concave g
-    makes the integrand fall from there at least as N(mode, s^2) does. (For J > 1 by products of
-    Gauss-Hermite nodes.) Source: Liu and Pierce (1994), for the nodes at the mode.
+    For J = 1, with nodes around the mode of :math:`\log N(f; m, s^2) + \log g(f)`, and around the
+    bends of g. A log-concave g makes the integrand fall from the mode at least as N(mode, s^2)
+    does. (For J > 1 by products of Gauss-Hermite nodes.) Source: Liu and Pierce (1994), for the
+    nodes at the mode.
 
     :param log_g: From J tensors [num_nodes, ...] to one.
     :param torch.Tensor loc: [J, ...].
     :param torch.Tensor var: [J, ...].
     :param torch.Tensor at: For a g that is not log-concave, where it is largest, [...].
+    :param Bends bends: Where g bends or steps, for J = 1. At the mode, where a wide normal lies on a
+        plateau of g, its curvature says nothing of the plateau's edge.
     :returns: [...].
     """
     if len(loc) > 1:
@@ -87,7 +94,11 @@ def log_expected(
     mode, width = _mode(lambda f: log_g(f.to(dtype).unsqueeze(0))[0].double(), m, v, at)
     s = v.sqrt()
     low, high = torch.minimum(m, mode) - _REACH * s, torch.maximum(m, mode) + _REACH * s
-    f, log_df = _sinh_nodes(mode, width, low, high)
+    places, widths = [mode], [width]
+    if bends is not None:
+        places += [torch.as_tensor(c, dtype=m.dtype, device=m.device) for c in bends.at]
+        widths += [torch.as_tensor(bends.width, dtype=m.dtype, device=m.device)] * len(bends.at)
+    f, log_df = _nodes_around(places, widths, low, high)
     log_normal = -0.5 * ((f - m) / s).square() - s.log() - 0.5 * math.log(2 * math.pi)
     return (log_df + log_normal + log_g(f.to(dtype)).double()).logsumexp(0).to(dtype)
 
@@ -103,17 +114,27 @@ def _normal_rule(loc: Tensor, var: Tensor, bends: Bends | None) -> tuple[Tensor,
         m, s = loc[0].double(), var[0].double().sqrt()
         *at, width = (torch.as_tensor(value, device=m.device) for value in (*bends.at, bends.width))
         at, width = [c.double() for c in at], width.double()
-        edges = [m - _REACH * s, *((a + b) / 2 for a, b in itertools.pairwise(at))]
-        edges.append(m + _REACH * s)
-        parts = []
-        for c, ends in zip(at, itertools.pairwise(edges), strict=True):
-            low, high = (torch.clamp(end, edges[0], edges[-1]) for end in ends)
-            f, log_df = _sinh_nodes(c, width, low, high)
-            parts.append(((f - m) / s, log_df - s.log()))
-        x, log_dx = (torch.cat(part) for part in zip(*parts, strict=True))
+        f, log_df = _nodes_around(at, [width] * len(at), m - _REACH * s, m + _REACH * s)
+        x, log_dx = (f - m) / s, log_df - s.log()
         log_w = log_dx - 0.5 * x.square()
         log_w = log_w - log_w.logsumexp(0)
         return x.unsqueeze(0).to(loc.dtype), log_w.to(loc.dtype)
+
+
+def _nodes_around(
+    places: Sequence[Tensor], widths: Sequence[Tensor], low: Tensor, high: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Nodes of [low, high], each of whose parts is nearest to one of the places."""
+    if len(places) > 1:
+        stacks = (torch.stack(torch.broadcast_tensors(*v, low, high)[:-2]) for v in (places, widths))
+        places, widths = stacks
+        places, order = places.sort(0)
+        widths = widths.gather(0, order)
+    middles = [torch.clamp((a + b) / 2, low, high) for a, b in itertools.pairwise(places)]
+    ends = itertools.pairwise([low, *middles, high])
+    parts = [_sinh_nodes(c, w, *e) for c, w, e in zip(places, widths, ends, strict=True)]
+    f, log_df = (torch.cat(part) for part in zip(*parts, strict=True))
+    return f, log_df
 
 
 def _sinh_nodes(c: Tensor, w: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
@@ -157,15 +178,32 @@ def _mode(
     ends = torch.stack([m, m + v * slope(m)[0], m if at is None else at.expand_as(m)])
     low, high = ends.amin(0), ends.amax(0)
     f = 0.5 * (low + high)
+    if at is not None:
+        # Of several modes, that near the highest of some points.
+        t = torch.linspace(0, 1, 33, dtype=m.dtype, device=m.device)
+        points = m + (at - m) * t.reshape(-1, *[1] * m.dim())
+        with torch.no_grad():
+            height = torch.stack([log_g(p) for p in points]) - 0.5 * (points - m).square() / v
+        best = height.argmax(0, keepdim=True)
+        f = points.gather(0, best)[0]
+        around = [points.gather(0, (best + d).clamp(0, 32))[0] for d in (-1, 1)]
+        rest = (low, high)
+        low, high = torch.minimum(*around), torch.maximum(*around)
+        # At an end of the points, the mode may lie beyond.
+        low = torch.where((best[0] == 0) | (best[0] == 32), torch.minimum(low, rest[0]), low)
+        high = torch.where((best[0] == 0) | (best[0] == 32), torch.maximum(high, rest[1]), high)
+    last = high - low
     for _ in range(100):
         first, second = slope(f, curvature=True)
         error = m + v * first - f  # falls with f
         low, high = torch.where(error > 0, f, low), torch.where(error > 0, high, f)
         newton = f + error / (1 - v * second).clamp_min(1)
-        inside = (newton > low) & (newton < high)
-        step = torch.where(inside, newton, 0.5 * (low + high))
+        # Where Newton's steps do not shrink (on e^f they are all of length 1), bisect.
+        good = (newton > low) & (newton < high) & ((newton - f).abs() < 0.5 * last)
+        step = torch.where(good, newton, 0.5 * (low + high))
+        last = (step - f).abs()
         # A tenth of the peak's width is close enough for its nodes.
-        close = (step - f).abs() <= 0.1 * (v / (1 - v * second).clamp_min(1)).sqrt()
+        close = last <= 0.1 * (v / (1 - v * second).clamp_min(1)).sqrt()
         f = step
         if bool(close.all()):
             break

@@ -48,27 +48,32 @@ class StudentT(Likelihood):
         return Bends((y,), self.df.sqrt() * self.scale)
 
     def log_marginal(self, y: Tensor, loc: Tensor, var: Tensor) -> Tensor:
-        variance, log_w = self._normals(var[0])
+        variance, log_w = self._normals(y - loc[0], var[0])
         p = dist.Normal(loc[0], variance.sqrt(), validate_args=False)
         return (p.log_prob(y) + log_w).logsumexp(0)
 
     def marginal_cdf(self, y: Tensor, loc: Tensor, var: Tensor) -> Tensor:
-        variance, log_w = self._normals(var[0])
+        variance, log_w = self._normals(y - loc[0], var[0])
         return (log_w.exp() * torch.special.ndtr((y - loc[0]) / variance.sqrt())).sum(0)
 
     def marginal_moments(self, loc: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
         factor = torch.where(self.df > 2, self.df / (self.df - 2), math.inf)
         return loc[0], var[0] + self.scale.square() * factor
 
-    def _normals(self, var: Tensor) -> tuple[Tensor, Tensor]:
+    def _normals(self, distance: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
         """Variances of normals [num_nodes, ...], and logarithms of their weights.
 
-        The trapezoidal rule in log lambda, whose error falls exponentially with its step.
+        The trapezoidal rule in u = log lambda, whose error falls exponentially with its step.
         """
-        half = 0.5 * self.df
-        # exp(half u - half e^u) has fallen to 1e-20 of its peak at u = 0 at both ends.
-        low, high = -46 / half - 1, (1 + 46 / half).log() + 1.5
-        u = torch.linspace(0, 1, 96, dtype=var.dtype, device=var.device)
-        u = (low + (high - low) * u).reshape(-1, *[1] * var.dim())
+        half, s2 = 0.5 * self.df, self.scale.square()
+        # Between these ends, exp(half (1 + u - e^u)) falls from 1 at u = 0 to e^-30.
+        c = 30 / half
+        low = -torch.minimum(c + 1, (2 * c).sqrt() + c)
+        high = torch.minimum((2 * c).sqrt(), (4 + 2 * c).log())
+        # Far from the mean, the normals count that are as wide as the distance.
+        far = (distance.square() - var).clamp_min(0) / s2
+        low = low + ((half + 0.5) / (half + 0.5 * far)).log().clamp_max(0)
+        u = torch.linspace(0, 1, 128, dtype=var.dtype, device=var.device)
+        u = low + (high - low) * u.reshape(-1, *[1] * low.dim())
         log_w = half * (u - u.exp())
-        return var + self.scale.square() * (-u).exp(), log_w - log_w.logsumexp(0)
+        return var + s2 * (-u).exp(), log_w - log_w.logsumexp(0)
