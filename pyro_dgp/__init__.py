@@ -1,6 +1,14 @@
 """Latent-variable deep Gaussian processes and importance-weighted ELBOs for Pyro."""
 
-from pyro_dgp.gp import GaussianEncoder, GaussianLikelihood, GPLayer, LatentDGP, LatentLayer
+from pyro_dgp.gp import (
+    GaussianEncoder,
+    GaussianLikelihood,
+    GPLayer,
+    LatentDGP,
+    LatentLayer,
+    Layer,
+    Likelihood,
+)
 from pyro_dgp.infer import (
     DRegIWELBO,
     NaturalGradient,
@@ -19,6 +27,8 @@ __all__ = [
     "GaussianLikelihood",
     "LatentDGP",
     "LatentLayer",
+    "Layer",
+    "Likelihood",
     "NaturalGradient",
     "PartiallyCollapsedIWELBO",
     "SNRProfiler",

@@ -179,6 +179,36 @@ def test_reproduce(monkeypatch, tmp_path, capsys):
         assert files == {path: path.stat().st_mtime_ns for path in tmp_path.glob("*_*")}
 
 
+def test_a_study_of_likelihoods(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("PYRO_DGP_DATA", str(DATA))
+    command = ["reproduce", "likelihoods", "--datasets", "forest", "solar", "--steps", "3"]
+    command += ["--splits", "2", "--test-samples", "10", "--quiet", "--output", str(tmp_path)]
+    assert cli.main(command) == 0
+    out = capsys.readouterr().out
+    for kind in ("gaussian", "heteroscedastic", "zero_inflated"):
+        assert f"| forest, {kind} | 2 |" in out
+    assert "| solar, rounded | 2 |" in out
+    assert "48% of the targets are one value" in out
+
+
+@pytest.mark.parametrize("likelihood", ["heteroscedastic", "rounded"])
+def test_training_with_another_likelihood(monkeypatch, tmp_path, capsys, likelihood):
+    monkeypatch.setenv("PYRO_DGP_DATA", str(DATA))
+    command = ["train", "solar", "--likelihood", likelihood, "--kernel", "matern32", "--K", "2"]
+    command += ["--steps", "3", "--schedule", "cosine", "--test-samples", "10", "--quiet"]
+    assert cli.main([*command, "--output", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "test log-likelihood" in out
+    assert "noise variance" not in out
+    (record,) = tmp_path.glob("*.json")
+    assert f"likelihood={likelihood}" in record.name
+    record = json.loads(record.read_text())
+    assert (record.get("log_step") is not None) == (likelihood == "rounded")
+    with pytest.raises(SystemExit):
+        cli.main(["train", "solar", "--likelihood", "normal"])
+    assert "invalid choice: 'normal'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("what", ["figure1", "figure2"])
 def test_what_a_figure_has_is_kept(tmp_path, what):
     command = ["reproduce", what, "--steps", "2", "--draws", "20", "--train-K", "2", "--quiet"]

@@ -1,6 +1,7 @@
 """LatentDGPRegressor: scikit-learn's own checks, and what they do not look at."""
 
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pyro
@@ -98,6 +99,14 @@ def test_a_normal_distribution_is_learned():
     assert np.allclose(
         model.log_density([[0.0]], [5.0]), norm.logpdf(5.0, mean[0], std[0]), atol=1e-6
     )
+
+
+def test_threads_predict_alike(fitted):
+    model, X, y = fitted
+    expected = model.log_density(X, y)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: model.log_density(X, y), range(12)))
+    assert all(np.array_equal(value, expected) for value in found)
 
 
 def test_several_targets():

@@ -24,6 +24,15 @@ def test_choosing_K(tmp_path):
     assert list(seconds) == [1, 10]
 
 
+def test_any_target(tmp_path):
+    tutorial = runpy.run_path(str(TUTORIALS / "any_target.py"))
+    log_likelihood, rate_errors, errors = tutorial["main"](400, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
+    assert log_likelihood["heteroscedastic"] > log_likelihood["gaussian"] + 0.3
+    assert rate_errors["exposure"] < 0.2 < rate_errors["none"]
+    assert abs(errors["Tobit"]) < 0.2 < -errors["gaussian"]
+
+
 def test_poisson_regression():
     """A deep GP as part of a larger model, beside ordinary and hierarchical regression terms."""
     tutorial = runpy.run_path(str(TUTORIALS / "poisson_regression.py"))

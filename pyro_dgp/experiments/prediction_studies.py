@@ -134,6 +134,7 @@ _FEW_STEPS = {"batch_size": 64, "mixing": "principal", "dtype": "float32"}
 LIKELIHOODS = {
     "gaussian": {"likelihood": "gaussian", **_FEW_STEPS},
     "heteroscedastic": {"likelihood": "heteroscedastic", **_FEW_STEPS},
+    "free": {"likelihood": "heteroscedastic", "noise_scale": 1.0, **_FEW_STEPS},
     "special": {"likelihood": SPECIAL, **_FEW_STEPS},
 }
 
@@ -158,6 +159,8 @@ def _likelihood_lines(records: dict[tuple[str, int, str], dict]) -> list[str]:
             f"{np.mean([r['seconds'] for r in of]):.0f}",
         ]
         name = of[0]["config"]["likelihood"]
+        if kind == "free":
+            name += f", noise_scale {of[0]['config']['noise_scale']:g}"
         lines.append(f"| {dataset}, {name} | {len(of)} | {' | '.join(cells)} |")
     return [
         *lines,
@@ -267,7 +270,7 @@ PREDICTION_STUDIES = {
     ),
     "likelihoods": Study(
         replace(
-            _REAL, steps=4000, train_K=10, lr=0.02, schedule="cosine", splits=3, test_samples=1000,
+            _REAL, steps=2000, train_K=10, lr=0.02, schedule="cosine", splits=3, test_samples=1000,
             evaluations=1,
         ),
         _records(LIKELIHOODS), _likelihood_lines,

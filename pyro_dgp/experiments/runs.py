@@ -21,7 +21,12 @@ from pyro_dgp.experiments.metrics import bound, evaluate, point_masses
 from pyro_dgp.gp import GPLayer, LatentDGP
 from pyro_dgp.gp.conditional import whitened_kl
 from pyro_dgp.gp.kernels import KERNELS
-from pyro_dgp.gp.likelihoods import LIKELIHOODS
+from pyro_dgp.gp.likelihoods import (
+    LIKELIHOODS,
+    GaussianLikelihood,
+    Likelihood,
+    likelihood_for,
+)
 from pyro_dgp.infer import (
     DRegIWELBO,
     NaturalGradient,
@@ -67,6 +72,8 @@ class RunConfig:
     :param int num_inducing: Inducing inputs a layer.
     :param str likelihood: Name of a likelihood (:data:`~pyro_dgp.gp.likelihoods.LIKELIHOODS`).
     :param float noise_variance: Initial noise variance of the Gaussian likelihood.
+    :param float noise_scale: Of "heteroscedastic", see
+        :class:`~pyro_dgp.gp.likelihoods.HeteroscedasticGaussian`.
     :param str kernel: "rbf", "matern12", "matern32" or "matern52".
     :param int num_steps: Gradient steps.
     :param int batch_size: Minibatch size.
@@ -100,6 +107,7 @@ class RunConfig:
     num_inducing: int = 128
     likelihood: str = "gaussian"
     noise_variance: float = 0.01
+    noise_scale: float = 0.25
     kernel: str = "rbf"
     num_steps: int = 3000
     batch_size: int = 64
@@ -195,6 +203,15 @@ class RunConfig:
         options = {"optimizer": _adam_or_sgd, "optim_args": arguments, **schedule}
         return pyro.optim.StepLR(options, clipping)
 
+    def new_likelihood(self, y: Tensor) -> Likelihood:
+        """The likelihood before training, for training targets."""
+        if self.likelihood == "gaussian":
+            return GaussianLikelihood(torch.as_tensor(self.noise_variance, dtype=y.dtype))
+        likelihood = likelihood_for(y, self.likelihood)
+        if self.likelihood == "heteroscedastic":
+            likelihood.noise_scale = self.noise_scale
+        return likelihood
+
     def elbo(self) -> ELBO:
         """The loss that is minimised."""
         if self.loss == "vi":
@@ -232,8 +249,7 @@ def train(
         num_layers=config.num_layers,
         latent_dim=config.latent_dim,
         num_inducing=config.num_inducing,
-        likelihood=None if config.likelihood == "gaussian" else config.likelihood,
-        noise_variance=config.noise_variance,
+        likelihood=config.new_likelihood(y),
         kernel=config.kernel,
         encoder_widths=(20, 20) if config.learned_qz else None,
         mixing=config.mixing,

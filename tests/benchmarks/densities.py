@@ -44,7 +44,9 @@ def ngboost(data, seed):
         Y_val=data.y_train[held_out], early_stopping_rounds=50,
     )  # fmt: skip
     p = model.pred_dist(data.X_test)
-    normal = PredictiveMixture(torch.as_tensor(p.loc)[None], torch.as_tensor(p.scale)[None])
+    normal = PredictiveMixture(
+        torch.distributions.Normal(torch.as_tensor(p.loc)[None], torch.as_tensor(p.scale)[None])
+    )
     target = torch.as_tensor(data.y_test)
     return {
         "crps": normal.crps(target).mean().item(),
