@@ -18,8 +18,7 @@ from pyro_dgp._checks import check_device, check_integer
 from pyro_dgp._files import write_json
 from pyro_dgp.experiments import datasets
 from pyro_dgp.experiments.metrics import bound, evaluate, point_masses
-from pyro_dgp.gp import GPLayer, LatentDGP
-from pyro_dgp.gp.conditional import whitened_kl
+from pyro_dgp.gp import LatentDGP
 from pyro_dgp.gp.kernels import KERNELS
 from pyro_dgp.gp.likelihoods import (
     LIKELIHOODS,
@@ -400,11 +399,7 @@ def _record(config: RunConfig, dgp: LatentDGP, history: TrainingHistory) -> dict
         "noise_variance": (
             dgp.likelihood.variance.item() if config.likelihood == "gaussian" else None
         ),
-        "kl": [
-            whitened_kl(layer.u_loc, layer.u_scale_tril).sum().item()
-            for layer in dgp.layers
-            if isinstance(layer, GPLayer)
-        ],
+        "kl": [layer.kl().item() for layer in dgp.layers if not layer.latent_dim],
         **evaluate(dgp, X_test, y_test, config.num_test_samples, config.num_evaluations),
         "point_masses": point_masses(torch.cat([y, y_test])),
         "versions": {

@@ -13,7 +13,7 @@ from torch.distributions import Distribution
 
 from pyro_dgp.gp.fixed import mapped_copy
 
-__all__ = ["assembled", "converted", "mapped"]
+__all__ = ["assembled", "converted", "held", "mapped"]
 
 
 def mapped(d: Distribution, fn: Callable[[Tensor], Tensor]) -> Distribution:
@@ -70,20 +70,20 @@ def assembled(
             if part.batch_shape[:num] == torch.Size(shape):
                 return part
             full = mapped(part, lambda t: t.new_empty(*shape, *t.shape[num:]))
-        for whole, some in zip(_held(full), _held(part), strict=True):
+        for whole, some in zip(held(full), held(part), strict=True):
             whole[where] = some
     return full
 
 
-def _held(d: Distribution) -> Iterator[Tensor]:
-    """The tensors that :func:`mapped` maps."""
+def held(d: Distribution) -> Iterator[Tensor]:
+    """What the distribution holds per element of its batch, tensor by tensor."""
 
     def of(value) -> Iterator[Tensor]:
         if isinstance(value, Tensor):
             if _has_batch(value, d):
                 yield value
         elif isinstance(value, Distribution):
-            yield from _held(value)
+            yield from held(value)
         elif isinstance(value, tuple | dict) and not _is_shape(value):
             for v in value.values() if isinstance(value, dict) else value:
                 yield from of(v)

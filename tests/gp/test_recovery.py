@@ -19,7 +19,8 @@ CASES = {
         {},
     ),
     "student_t": lambda: (
-        likelihoods.StudentT(0.15, 3.0), likelihoods.StudentT(0.1, 5.0), {"scale": 0.12, "df": 0.35},
+        likelihoods.StudentT(0.15, 3.0), likelihoods.StudentT(0.1, 5.0),
+        {"scale": 0.12, "df": 0.35},
     ),
     "bernoulli": lambda: (likelihoods.Bernoulli(), likelihoods.Bernoulli(), {}),
     "probit": lambda: (likelihoods.Bernoulli("probit"), likelihoods.Bernoulli("probit"), {}),

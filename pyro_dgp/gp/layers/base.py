@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import pyro
 import pyro.distributions as dist
+import torch
 from pyro.contrib.gp.parameterized import Parameterized
 from pyro.nn import pyro_method
 from torch import Tensor
@@ -81,6 +82,10 @@ class Layer(Parameterized):
 
     def guide(self) -> Tensor | None:
         """The guide's global sites, in the same order."""
+
+    def kl(self) -> Tensor:
+        """KL( q || p ) of the global sites, where it is closed; 0 without sites."""
+        return torch.zeros(())
 
     @pyro_method
     def model_local(self, h: Tensor) -> Tensor:

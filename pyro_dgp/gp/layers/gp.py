@@ -9,7 +9,7 @@ from pyro.nn import PyroParam, pyro_method
 from torch import Tensor
 
 from pyro_dgp._checks import check_integer
-from pyro_dgp.gp.conditional import stable_cholesky, whitened_conditional
+from pyro_dgp.gp.conditional import stable_cholesky, whitened_conditional, whitened_kl
 from pyro_dgp.gp.constraints import lower_triangular
 from pyro_dgp.gp.inducing import InducingNormal
 from pyro_dgp.gp.layers.base import Layer, in_mode
@@ -133,6 +133,10 @@ class GPLayer(Layer, VariationalSparseGP):
             sign = torch.where(S.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(S)
             q_u = InducingNormal(self.u_loc, scale_tril=S * sign.unsqueeze(-2))
             return pyro.sample(self._pyro_get_fullname("u"), q_u.to_event(1))
+
+    def kl(self) -> Tensor:
+        """KL( q(u) || p(u) ), summed over the GPs."""
+        return whitened_kl(self.u_loc, self.u_scale_tril).sum()
 
     def forward(self, h: Tensor) -> tuple[Tensor, Tensor]:
         """Marginals q(g(h)) of the R GPs; hyperparameters with a prior come from their guide.

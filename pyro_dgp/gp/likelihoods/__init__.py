@@ -1,8 +1,9 @@
 """The likelihoods of a deep GP's targets, a family a file."""
 
-from pyro_dgp.gp.likelihoods.base import CollapsedObservation, Likelihood, check_likelihood
+from pyro_dgp.gp.likelihoods.base import Likelihood, check_likelihood
 from pyro_dgp.gp.likelihoods.binary import Bernoulli, Binomial
 from pyro_dgp.gp.likelihoods.classes import Categorical, Ordinal
+from pyro_dgp.gp.likelihoods.collapsed import CollapsedObservation
 from pyro_dgp.gp.likelihoods.counts import NegativeBinomial, Poisson
 from pyro_dgp.gp.likelihoods.gaussian import ExpectedNormal, GaussianLikelihood
 from pyro_dgp.gp.likelihoods.heteroscedastic import HeteroscedasticGaussian

@@ -16,9 +16,10 @@ from torch.distributions import constraints
 
 from pyro_dgp.gp.fixed import captured
 from pyro_dgp.gp.layers.base import in_mode
+from pyro_dgp.gp.likelihoods.collapsed import CollapsedObservation, Marginal, Weighted
 from pyro_dgp.gp.likelihoods.quadrature import Bends, expected, log_expected
 
-__all__ = ["CollapsedObservation", "Likelihood", "Marginal", "check_likelihood"]
+__all__ = ["Likelihood", "check_likelihood"]
 
 
 class Likelihood(pyro.contrib.gp.likelihoods.likelihood.Likelihood):
@@ -154,6 +155,10 @@ class Likelihood(pyro.contrib.gp.likelihoods.likelihood.Likelihood):
         f = loc + var.sqrt() * torch.randn_like(loc)
         return self.conditional(*f, **covariates).sample()
 
+    def has_mass(self, y: Tensor) -> Tensor:
+        """Whether :meth:`log_marginal` is that of a probability at y, rather than of a density."""
+        return torch.full_like(y, self.discrete, dtype=torch.bool)
+
     def lattice(self) -> tuple[float, float] | None:
         """An origin and a step, if targets lie on origin + step k; for quantiles and CRPS."""
         return (0.0, 1.0) if self.discrete else None
@@ -166,7 +171,7 @@ class Likelihood(pyro.contrib.gp.likelihoods.likelihood.Likelihood):
         """
         :raises ValueError: If a target is not possible.
         """
-        self._refuse(y, ~self.support.check(y), self.accepts)
+        self.refuse(y, ~self.support.check(y), self.accepts)
 
     # What the model calls
 
@@ -250,7 +255,7 @@ class Likelihood(pyro.contrib.gp.likelihoods.likelihood.Likelihood):
         """
         y_dist = self.observation(f_loc, f_var, **covariates)
         if weight is not None:
-            y_dist = _Weighted(y_dist, weight)
+            y_dist = Weighted(y_dist, weight)
         return pyro.sample(self._pyro_get_fullname("y"), y_dist, obs=y)
 
     def observation(self, f_loc: Tensor, f_var: Tensor, **covariates: Tensor) -> dist.Distribution:
@@ -280,148 +285,19 @@ class Likelihood(pyro.contrib.gp.likelihoods.likelihood.Likelihood):
         loc, var = self.functions(*outputs)
         return (loc, var) if self.event_dim else (loc.squeeze(-1), var.squeeze(-1))
 
-    def _refuse(self, y: Tensor, bad: Tensor, accepts: str) -> None:
+    def refuse(self, y: Tensor, bad: Tensor, accepts: str) -> None:
+        """For :meth:`check_targets`: one error for all that is bad.
+
+        :param torch.Tensor y: Targets.
+        :param torch.Tensor bad: Which of them are not possible, the shape of y.
+        :param str accepts: Which are, in words.
+        :raises ValueError: If there is a bad one.
+        """
         if bool(bad.any()):
             raise ValueError(
                 f"{type(self).__name__} takes {accepts}, but {int(bad.sum())} of {y.numel()} "
                 f"targets are not, the first {y[bad][0].item():g}."
             )
-
-
-class CollapsedObservation(dist.TorchDistribution):
-    r"""An observation whose f ~ N(loc, var) is integrated under the logarithm.
-
-    ``log_prob`` is :math:`E_f[\log p(y | f)]`; a sample is one of the predictive distribution,
-    whose density lies above ``exp(log_prob)``.
-
-    :param Likelihood likelihood: With its parameters' values (:func:`~pyro_dgp.gp.fixed.captured`).
-    :param torch.Tensor loc: [J, ..., B] or [J, ..., B, P].
-    :param torch.Tensor var: The same shape.
-    :param covariates: By name, broadcastable with [..., B(, P)].
-    """
-
-    arg_constraints = {}
-
-    def __init__(self, likelihood, loc, var, covariates, validate_args=None):
-        self.likelihood, self.loc, self.var = likelihood, loc, var
-        self.covariates = dict(covariates)
-        split = loc.dim() - likelihood.event_dim
-        super().__init__(loc.shape[1:split], loc.shape[split:], validate_args=validate_args)
-
-    @property
-    def support(self):
-        return constraints.independent(self.likelihood.support, self.event_dim)
-
-    def expand(self, batch_shape, _instance=None):
-        shape = torch.Size(batch_shape) + self.event_shape
-        extra = len(shape) - self.loc.dim() + 1
-        loc, var = (
-            f.reshape(f.shape[:1] + (1,) * extra + f.shape[1:]).expand(len(f), *shape)
-            for f in (self.loc, self.var)
-        )
-        return CollapsedObservation(self.likelihood, loc, var, self.covariates, False)
-
-    def sample(self, sample_shape=()):
-        with torch.no_grad():
-            marginal = self.likelihood.marginal(self.loc, self.var, **self.covariates)
-            return marginal.sample(torch.Size(sample_shape))
-
-    def log_prob(self, value):
-        if self._validate_args:
-            self._validate_sample(value)
-        loc, var = _like_value(value, self.loc, self.var)
-        found = self.likelihood.expected_log_prob(value, loc, var, **self.covariates)
-        return found.sum(-1) if self.event_dim else found
-
-
-class _Weighted(dist.TorchDistribution):
-    """A distribution whose log density is multiplied by weights."""
-
-    arg_constraints = {}
-
-    def __init__(self, base, weight, validate_args=None):
-        self.base, self.weight = base, weight
-        super().__init__(base.batch_shape, base.event_shape, validate_args=validate_args)
-
-    @property
-    def support(self):
-        return self.base.support
-
-    def expand(self, batch_shape, _instance=None):
-        return _Weighted(self.base.expand(batch_shape), self.weight, False)
-
-    def sample(self, sample_shape=()):
-        return self.base.sample(sample_shape)
-
-    def log_prob(self, value):
-        return self.weight * self.base.log_prob(value)
-
-
-class Marginal(dist.TorchDistribution):
-    """y with f integrated, elementwise: what a likelihood's methods on marginals say.
-
-    :param Likelihood likelihood: Whose parameters are plain values.
-    :param torch.Tensor loc: [J, ...].
-    :param torch.Tensor var: [J, ...].
-    :param covariates: By name, broadcastable with [...].
-    """
-
-    arg_constraints = {}
-
-    def __init__(self, likelihood, loc, var, covariates, validate_args=None):
-        self.likelihood = likelihood
-        # One tensor a function, so that whoever takes a part of the batch finds its shape in all.
-        self.loc, self.var = tuple(loc), tuple(var)
-        shape = loc.shape[1:]
-        self.covariates = {name: value.expand(shape) for name, value in covariates.items()}
-        super().__init__(shape, validate_args=validate_args)
-
-    #: Values at a time that an element's quadrature takes.
-    num_nodes = 64
-
-    @property
-    def support(self):
-        return self.likelihood.support
-
-    @property
-    def lattice(self) -> tuple[float, float] | None:
-        """See :meth:`Likelihood.lattice`."""
-        return self.likelihood.lattice()
-
-    def log_prob(self, value):
-        value = value.to(self.loc[0].dtype)
-        functions = _like_value(value, *self._functions())
-        return self.likelihood.log_marginal(value, *functions, **self.covariates)
-
-    def cdf(self, value):
-        value = value.to(self.loc[0].dtype)
-        functions = _like_value(value, *self._functions())
-        return self.likelihood.marginal_cdf(value, *functions, **self.covariates)
-
-    @property
-    def mean(self):
-        return self.likelihood.marginal_moments(*self._functions(), **self.covariates)[0]
-
-    @property
-    def variance(self):
-        return self.likelihood.marginal_moments(*self._functions(), **self.covariates)[1]
-
-    def sample(self, sample_shape=()):
-        shape = torch.Size(sample_shape) + self.batch_shape
-        loc, var = (torch.stack([v.expand(shape) for v in f]) for f in (self.loc, self.var))
-        given = {name: value.expand(shape) for name, value in self.covariates.items()}
-        with torch.no_grad():
-            return self.likelihood.marginal_sample(loc, var, **given)
-
-    def _functions(self) -> tuple[Tensor, Tensor]:
-        return torch.stack(self.loc), torch.stack(self.var)
-
-
-def _like_value(value: Tensor, *functions: Tensor) -> tuple[Tensor, ...]:
-    """Functions [J, ...] in the shape that they broadcast to with a value."""
-    shape = torch.broadcast_shapes(value.shape, functions[0].shape[1:])
-    extra = (1,) * (len(shape) - functions[0].dim() + 1)
-    return tuple(f.reshape(len(f), *extra, *f.shape[1:]).expand(-1, *shape) for f in functions)
 
 
 _INSTEAD = {

@@ -109,7 +109,7 @@ class Binomial(Bernoulli):
             bad = ~constraints.nonnegative_integer.check(total_count)
             if bool(bad.any()):
                 raise ValueError("total_count must hold counts 0, 1, 2, ....")
-            self._refuse(y, y > total_count, "counts of at most total_count")
+            self.refuse(y, y > total_count, "counts of at most total_count")
 
     def conditional(self, f: Tensor, total_count: Tensor) -> dist.Distribution:
         """Binomial(total_count, sigma(f)) or Binomial(total_count, Phi(f))."""
@@ -158,6 +158,8 @@ class Binomial(Bernoulli):
 
 
 class _Bernoulli(dist.Bernoulli):
+    lattice = 0.0, 1.0
+
     def log_prob(self, value):
         return super().log_prob(value.to(self.logits.dtype))
 

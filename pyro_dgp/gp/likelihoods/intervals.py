@@ -75,7 +75,7 @@ class Rounded(Likelihood):
         :raises ValueError: If a target is off the lattice by more than a thousandth of its width.
         """
         k = (y.double() - self.origin) / self.width
-        self._refuse(y, (k - k.round()).abs() > 1e-3, self.accepts)
+        self.refuse(y, (k - k.round()).abs() > 1e-3, self.accepts)
 
     def conditional(self, f: Tensor) -> dist.Distribution:
         """The lattice's point next to N(f, s^2)."""

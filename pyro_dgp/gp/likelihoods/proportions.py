@@ -51,7 +51,7 @@ class Beta(Likelihood):
         """
         :raises ValueError: If a target is not strictly between 0 and 1.
         """
-        self._refuse(y, ~((y > 0) & (y < 1)), self.accepts)
+        self.refuse(y, ~((y > 0) & (y < 1)), self.accepts)
 
     def conditional(self, f: Tensor) -> dist.Distribution:
         """Beta(phi sigma(f), phi sigma(-f))."""
@@ -78,7 +78,8 @@ class Beta(Likelihood):
         return log_expected(lambda f: self.conditional_log_prob(y, f), loc, var, at)
 
     def marginal_cdf(self, y: Tensor, loc: Tensor, var: Tensor) -> Tensor:
-        inside = y.clamp(1e-12, 1 - 1e-12) if y.dtype == torch.float64 else y.clamp(1e-6, 1 - 1e-6)
+        # A concentration below 1 has much of its mass next to 0 and 1.
+        inside = y.clamp(torch.finfo(y.dtype).tiny, 1 - torch.finfo(y.dtype).eps / 2)
         width = (1 + self.concentration).rsqrt().clamp_max(2.0) * 2
         bends = Bends((inside.logit(),), width)
         found = expected(lambda f: self.conditional(f).cdf(inside), loc, var, bends)

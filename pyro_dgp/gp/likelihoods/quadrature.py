@@ -81,8 +81,8 @@ def log_expected(
     :param torch.Tensor loc: [J, ...].
     :param torch.Tensor var: [J, ...].
     :param torch.Tensor at: For a g that is not log-concave, where it is largest, [...].
-    :param Bends bends: Where g bends or steps, for J = 1. At the mode, where a wide normal lies on a
-        plateau of g, its curvature says nothing of the plateau's edge.
+    :param Bends bends: Where g bends or steps, for J = 1: the curvature at a mode on a plateau of g
+        says nothing of the plateau's edge.
     :returns: [...].
     """
     if len(loc) > 1:
@@ -93,7 +93,9 @@ def log_expected(
     at = None if at is None else at.double()
     mode, width = _mode(lambda f: log_g(f.to(dtype).unsqueeze(0))[0].double(), m, v, at)
     s = v.sqrt()
-    low, high = torch.minimum(m, mode) - _REACH * s, torch.maximum(m, mode) + _REACH * s
+    reach = _REACH * torch.maximum(s, width)
+    low = torch.minimum(m - _REACH * s, mode - reach)
+    high = torch.maximum(m + _REACH * s, mode + reach)
     places, widths = [mode], [width]
     if bends is not None:
         places += [torch.as_tensor(c, dtype=m.dtype, device=m.device) for c in bends.at]
@@ -114,11 +116,18 @@ def _normal_rule(loc: Tensor, var: Tensor, bends: Bends | None) -> tuple[Tensor,
         m, s = loc[0].double(), var[0].double().sqrt()
         *at, width = (torch.as_tensor(value, device=m.device) for value in (*bends.at, bends.width))
         at, width = [c.double() for c in at], width.double()
-        f, log_df = _nodes_around(at, [width] * len(at), m - _REACH * s, m + _REACH * s)
+        # A bend far in the normal's tail need not be resolved, the body must be.
+        widths = [torch.maximum(width, _unresolved((c - m) / s) * s) for c in at]
+        f, log_df = _nodes_around(at, widths, m - _REACH * s, m + _REACH * s)
         x, log_dx = (f - m) / s, log_df - s.log()
         log_w = log_dx - 0.5 * x.square()
         log_w = log_w - log_w.logsumexp(0)
         return x.unsqueeze(0).to(loc.dtype), log_w.to(loc.dtype)
+
+
+def _unresolved(x: Tensor) -> Tensor:
+    """Standard deviations that contribute 1e-8 at most, at a distance x from the mean."""
+    return 1e-8 * (0.5 * x.square()).clamp_max(math.log(1e8)).exp()
 
 
 def _nodes_around(
@@ -126,8 +135,9 @@ def _nodes_around(
 ) -> tuple[Tensor, Tensor]:
     """Nodes of [low, high], each of whose parts is nearest to one of the places."""
     if len(places) > 1:
-        stacks = (torch.stack(torch.broadcast_tensors(*v, low, high)[:-2]) for v in (places, widths))
-        places, widths = stacks
+        places, widths = (
+            torch.stack(torch.broadcast_tensors(*v, low, high)[:-2]) for v in (places, widths)
+        )
         places, order = places.sort(0)
         widths = widths.gather(0, order)
     middles = [torch.clamp((a + b) / 2, low, high) for a, b in itertools.pairwise(places)]
@@ -186,13 +196,11 @@ def _mode(
             height = torch.stack([log_g(p) for p in points]) - 0.5 * (points - m).square() / v
         best = height.argmax(0, keepdim=True)
         f = points.gather(0, best)[0]
-        around = [points.gather(0, (best + d).clamp(0, 32))[0] for d in (-1, 1)]
-        rest = (low, high)
-        low, high = torch.minimum(*around), torch.maximum(*around)
-        # At an end of the points, the mode may lie beyond.
-        low = torch.where((best[0] == 0) | (best[0] == 32), torch.minimum(low, rest[0]), low)
-        high = torch.where((best[0] == 0) | (best[0] == 32), torch.maximum(high, rest[1]), high)
-    last = high - low
+        before, after = (points.gather(0, (best + d).clamp(0, 32))[0] for d in (-1, 1))
+        inside = (best[0] > 0) & (best[0] < 32)
+        low = torch.where(inside, torch.minimum(before, after), low)
+        high = torch.where(inside, torch.maximum(before, after), high)
+    last, done = high - low, torch.zeros_like(m, dtype=torch.bool)
     for _ in range(100):
         first, second = slope(f, curvature=True)
         error = m + v * first - f  # falls with f
@@ -201,14 +209,17 @@ def _mode(
         # Where Newton's steps do not shrink (on e^f they are all of length 1), bisect.
         good = (newton > low) & (newton < high) & ((newton - f).abs() < 0.5 * last)
         step = torch.where(good, newton, 0.5 * (low + high))
+        step = torch.where(done, f, step)  # or a step that no longer shrinks would bisect again
         last = (step - f).abs()
         # A tenth of the peak's width is close enough for its nodes.
-        close = last <= 0.1 * (v / (1 - v * second).clamp_min(1)).sqrt()
+        # (Where log g is NaN, as of impossible targets, there is nothing to find.)
+        done |= ~(last > 0.1 * (v / (1 - v * second).clamp_min(1)).sqrt())
         f = step
-        if bool(close.all()):
+        if bool(done.all()):
             break
     _, second = slope(f, curvature=True)
-    return f, (v / (1 - v * second).clamp_min(1)).sqrt()
+    # Below 1 where log g is convex, and the peak wider than N(m, v).
+    return f, (v / (1 - v * second).clamp_min(0.01)).sqrt()
 
 
 @functools.cache

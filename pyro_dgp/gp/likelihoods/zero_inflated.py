@@ -75,14 +75,14 @@ class ZeroInflated(Likelihood):
     def expected_log_prob(
         self, y: Tensor, loc: Tensor, var: Tensor, **covariates: Tensor
     ) -> Tensor:
-        here = self._is_value(y)
+        here = self.has_mass(y)
         sign = torch.where(here, 1.0, -1.0).to(loc.dtype)
         chosen = expected(lambda f: logsigmoid(sign * f), loc[:1], var[:1], Bends((0.0,), math.pi))
         rest = self.likelihood.expected_log_prob(self._elsewhere(y), loc[1:], var[1:], **covariates)
         return chosen + torch.where(here, 0.0, rest)
 
     def log_marginal(self, y: Tensor, loc: Tensor, var: Tensor, **covariates: Tensor) -> Tensor:
-        here = self._is_value(y)
+        here = self.has_mass(y)
         sign = torch.where(here, 1.0, -1.0).to(loc.dtype)
         chosen = log_expected(lambda f: logsigmoid(sign * f), loc[:1], var[:1])
         rest = self.likelihood.marginal(loc[1:], var[1:], **covariates)
@@ -103,22 +103,24 @@ class ZeroInflated(Likelihood):
         return mean, square - mean.square()
 
     def marginal_sample(self, loc: Tensor, var: Tensor, **covariates: Tensor) -> Tensor:
-        here = torch.rand_like(loc[0]) < self._probability(loc, var)
+        f = loc[0] + var[0].sqrt() * torch.randn_like(loc[0])
+        here = torch.rand_like(f) < f.sigmoid()
         rest = self.likelihood.marginal(loc[1:], var[1:], **covariates).sample()
         return torch.where(here, self.value, rest)
 
     def encode(self, y: Tensor, dtype: torch.dtype) -> Tensor:
         """As the other likelihood has it, and whether it is the value."""
         rest = self.likelihood.encode(self._elsewhere(y), dtype)
-        parts = [v if v.dim() > 1 else v.unsqueeze(-1) for v in (rest, self._is_value(y).to(dtype))]
+        parts = [v if v.dim() > 1 else v.unsqueeze(-1) for v in (rest, self.has_mass(y).to(dtype))]
         return torch.cat(parts, -1)
 
     def _probability(self, loc: Tensor, var: Tensor) -> Tensor:
         return expected(torch.sigmoid, loc[:1], var[:1], Bends((0.0,), math.pi))
 
-    def _is_value(self, y: Tensor) -> Tensor:
+    def has_mass(self, y: Tensor) -> Tensor:
+        """At the value."""
         return (y - self.value).abs() <= 1e-6 * max(1.0, abs(self.value))
 
     def _elsewhere(self, y: Tensor) -> Tensor:
         """y, with something that any likelihood accepts in place of the value."""
-        return torch.where(self._is_value(y), 0.5, y)
+        return torch.where(self.has_mass(y), 0.5, y)

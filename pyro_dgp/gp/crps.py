@@ -1,0 +1,132 @@
+r"""Continuous ranked probability scores; smaller is better.
+
+.. math:: \int (F(x) - 1\{x \ge y\})^2 dx = E|X - y| - \tfrac12 E|X - X'|
+
+Source: Gneiting and Raftery (2007), eq. 21; Grimit et al. (2006) for normal mixtures.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+__all__ = ["expected_abs", "integrated_crps", "mean_distance", "summed_crps"]
+
+# Normals are paired with this many others, or with all if there are fewer.
+_SHIFTS = 128
+# Rounds of points where a distribution function rises, and how many a round has.
+_ROUNDS, _POINTS = 4, 48
+
+
+def expected_abs(mean: Tensor, scale: Tensor) -> Tensor:
+    """E|X| of X ~ N(mean, scale^2)."""
+    ratio = mean / scale
+    density = (-0.5 * ratio.square()).exp() * math.sqrt(2 / math.pi)
+    return scale * density + mean * torch.erf(ratio / math.sqrt(2))
+
+
+def mean_distance(loc: Tensor, scale: Tensor, chunk: int) -> Tensor:
+    """E|X - X'| of an equal mixture of normals.
+
+    With at most 129 of them by every pair; with more, by the pairs at 128 evenly spaced cyclic
+    distances, with a tenth of the error that S draws have.
+
+    :param torch.Tensor loc: [S, ...].
+    :param torch.Tensor scale: [S, ...].
+    :param int chunk: Elements of a temporary array.
+    :returns: [...].
+    """
+    S = len(loc)
+    shifts = torch.linspace(0, S - 1, min(S, _SHIFTS + 1)).round().long()[1:].tolist()
+    step = max(1, chunk // max(1, loc[0].numel()))
+    spread = torch.zeros_like(loc[0])
+    for shift in shifts:
+        others = torch.arange(S, device=loc.device).roll(-shift)
+        for index, other in zip(
+            torch.arange(S, device=loc.device).split(step), others.split(step), strict=True
+        ):
+            both = (scale[index].square() + scale[other].square()).sqrt()
+            spread += expected_abs(loc[index] - loc[other], both).sum(0)
+    # Pairs of a component with itself, 1 of S, are known exactly.
+    same = scale.mean(0) * (2 / math.sqrt(math.pi))
+    return (same + (S - 1) * spread / (S * max(len(shifts), 1))) / S
+
+
+def integrated_crps(
+    cdf: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, value: Tensor
+) -> Tensor:
+    """By the integral, as if F were linear between points that lie close where it rises.
+
+    :param cdf: F, from [..., *shape] to the same shape.
+    :param torch.Tensor low: Below all but a negligible part of the distribution, ``shape``.
+    :param torch.Tensor high: Above it, ``shape``.
+    :param torch.Tensor value: y, [..., *shape].
+    :returns: [..., *shape].
+    """
+    shape = low.shape
+    x = torch.linspace(0, 1, _POINTS, dtype=value.dtype, device=value.device)
+    x = low + (high - low) * x.reshape(-1, *[1] * low.dim())
+    F = cdf(x)
+    for _ in range(_ROUNDS):
+        new = _rising(x, F)
+        x, order = torch.cat([x, new]).sort(0)
+        F = torch.cat([F, cdf(new)]).gather(0, order)
+    # F squared integrated up to each point, and (1 - F) squared.
+    width = x.diff(dim=0)
+    below, above = (
+        torch.cat([torch.zeros_like(width[:1]), (width * _mean_square(G[:-1], G[1:])).cumsum(0)])
+        for G in (F, 1 - F)
+    )
+    y, Fy = value.reshape(-1, *shape), cdf(value).reshape(-1, *shape)
+    i, x0, x1, F0, F1 = _interval(x, x, F, y)
+    # Beyond the points F is 0 or 1, and the distance counts in full.
+    inside = torch.minimum(torch.maximum(y, x0), x1)
+    found = below.gather(0, i - 1) + (inside - x0) * _mean_square(F0, Fy)
+    found = found + (x1 - inside) * _mean_square(1 - Fy, 1 - F1)
+    found = found + (above[-1] - above.gather(0, i)) + (y - inside).abs()
+    return found.reshape(value.shape)
+
+
+def summed_crps(
+    cdf: Callable[[Tensor], Tensor], lattice: tuple[float, float], ends: tuple[int, int],
+    value: Tensor, shape: torch.Size,
+) -> Tensor:  # fmt: skip
+    """For targets on origin + step k: the integral is a sum over k.
+
+    :param cdf: F, from [..., *shape] to the same shape.
+    :param lattice: The origin and the step.
+    :param ends: The first and the last k that count.
+    :param torch.Tensor value: y, [..., *shape].
+    :param torch.Size shape: Of the distribution.
+    :returns: [..., *shape].
+    """
+    (origin, step), (first, last) = lattice, ends
+    total = torch.zeros_like(value)
+    for k in torch.arange(first, last + 1, device=value.device).split(256):
+        x = (origin + step * k.to(value.dtype)).reshape(-1, *[1] * len(shape))
+        for x_k, F_k in zip(x, cdf(x.expand(-1, *shape)), strict=True):
+            total += (F_k - (x_k > value - 0.5 * step).to(F_k)).square()
+    return step * total
+
+
+def _rising(x: Tensor, F: Tensor) -> Tensor:
+    """More points, where F rises by equal steps if it is linear between points x, [G, ...]."""
+    F = F.cummax(0).values
+    level = (torch.arange(_POINTS, dtype=x.dtype, device=x.device) + 0.5) / _POINTS
+    level = F[:1] + (F[-1:] - F[:1]) * level.reshape(-1, *[1] * (x.dim() - 1))
+    _, x0, x1, F0, F1 = _interval(F, x, F, level)
+    share = ((level - F0) / (F1 - F0).clamp_min(torch.finfo(F.dtype).tiny)).clamp(0, 1)
+    return x0 + (x1 - x0) * share
+
+
+def _interval(sorted_: Tensor, x: Tensor, F: Tensor, where: Tensor) -> tuple[Tensor, ...]:
+    """Of sorted columns [G, ...], the place of ``where``; x and F at both ends of it."""
+    columns, values = (t.movedim(0, -1).contiguous() for t in (sorted_, where))
+    i = torch.searchsorted(columns, values).movedim(-1, 0).clamp(1, len(x) - 1)
+    return i, *(t.gather(0, j) for t in (x, F) for j in (i - 1, i))
+
+
+def _mean_square(a: Tensor, b: Tensor) -> Tensor:
+    """Mean of the square of what goes from a to b in a line."""
+    return (a * a + a * b + b * b) / 3
