@@ -43,11 +43,10 @@ def mean_distance(loc: Tensor, scale: Tensor, chunk: int) -> Tensor:
     spread = torch.zeros_like(loc[0])
     for shift in shifts:
         others = torch.arange(S, device=loc.device).roll(-shift)
-        for index, other in zip(
-            torch.arange(S, device=loc.device).split(step), others.split(step), strict=True
-        ):
-            both = (scale[index].square() + scale[other].square()).sqrt()
-            spread += expected_abs(loc[index] - loc[other], both).sum(0)
+        for these, those in zip(range(0, S, step), others.split(step), strict=True):
+            some = slice(these, these + step)
+            both = (scale[some].square() + scale[those].square()).sqrt()
+            spread += expected_abs(loc[some] - loc[those], both).sum(0)
     # Pairs of a component with itself, 1 of S, are known exactly.
     same = scale.mean(0) * (2 / math.sqrt(math.pi))
     return (same + (S - 1) * spread / (S * max(len(shifts), 1))) / S
