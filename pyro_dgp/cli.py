@@ -10,6 +10,7 @@ from pyro_dgp._checks import check_integer
 from pyro_dgp.experiments import datasets
 from pyro_dgp.experiments.reproduce import STUDIES
 from pyro_dgp.experiments.runs import (
+    LIKELIHOODS,
     LOSSES,
     RunConfig,
     checkpoint_path,
@@ -20,7 +21,6 @@ from pyro_dgp.experiments.runs import (
 from pyro_dgp.experiments.studies import demo_config, some_data, trained
 from pyro_dgp.experiments.table1 import FORMATS, read_evaluations, table1
 from pyro_dgp.gp.kernels import KERNELS
-from pyro_dgp.gp.likelihoods import LIKELIHOODS
 from pyro_dgp.memory import keep_freed_memory
 from pyro_dgp.table.commands import add_fit, add_plot, add_predict
 
@@ -276,7 +276,7 @@ def _add_train(commands) -> None:
     train.add_argument("--latent-dim", type=int, default=1, help="dimension of z (default 1)")
     train.add_argument(
         "--likelihood",
-        choices=tuple(LIKELIHOODS),
+        choices=LIKELIHOODS,
         default="gaussian",
         help="of the targets (default gaussian: noise of one variance)",
     )

@@ -1,6 +1,7 @@
 """One training run: a configuration in, a JSON record and a checkpoint out."""
 
 import json
+import math
 import platform
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
@@ -21,7 +22,6 @@ from pyro_dgp.experiments.metrics import bound, evaluate, point_masses
 from pyro_dgp.gp import LatentDGP
 from pyro_dgp.gp.kernels import KERNELS
 from pyro_dgp.gp.likelihoods import (
-    LIKELIHOODS,
     GaussianLikelihood,
     Likelihood,
     likelihood_for,
@@ -37,6 +37,7 @@ from pyro_dgp.infer import (
 from pyro_dgp.infer.training import annealed_adam, paper_optimizer
 
 __all__ = [
+    "LIKELIHOODS",
     "LOSSES",
     "RunConfig",
     "checkpoint_path",
@@ -51,6 +52,8 @@ __all__ = [
 
 _FORMAT = 1
 LOSSES = ("dreg", "reg", "vi")
+#: Those that fit standardised targets.
+LIKELIHOODS = ("gaussian", "heteroscedastic", "student_t", "rounded", "zero_inflated")
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ class RunConfig:
     :param int latent_dim: Dimension of z, 0 for a plain deep GP.
     :param bool learned_qz: Learn q(z | x, y); False fixes it to the prior.
     :param int num_inducing: Inducing inputs a layer.
-    :param str likelihood: Name of a likelihood (:data:`~pyro_dgp.gp.likelihoods.LIKELIHOODS`).
+    :param str likelihood: One of ``LIKELIHOODS``.
     :param float noise_variance: Initial noise variance of the Gaussian likelihood.
     :param float noise_scale: Of "heteroscedastic", see
         :class:`~pyro_dgp.gp.likelihoods.HeteroscedasticGaussian`.
@@ -141,7 +144,7 @@ class RunConfig:
             )
         for name, value, choices in (
             ("loss", self.loss, LOSSES),
-            ("likelihood", self.likelihood, tuple(LIKELIHOODS)),
+            ("likelihood", self.likelihood, LIKELIHOODS),
             ("kernel", self.kernel, tuple(KERNELS)),
             ("dtype", self.dtype, ("float32", "float64")),
             ("schedule", self.schedule, ("steps", "cosine")),
@@ -149,6 +152,8 @@ class RunConfig:
         ):
             if value not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, not '{value}'.")
+        if not 0 < self.noise_scale < math.inf:
+            raise ValueError(f"noise_scale must be positive, but it is {self.noise_scale}.")
         if self.schedule == "cosine" and (self._own_encoder_options or self.natural_lr):
             raise ValueError(
                 "schedule 'cosine' is for Adam alone: leave out natural_lr, encoder_optimizer and "

@@ -104,25 +104,28 @@ def check_data(
 
 
 class LastBatch:
-    """Remembers the tensors that were checked last: a step's guide and model get the same ones."""
+    """Remembers the tensors that were checked last: a step's guide and model get the same ones.
+
+    A change in place is seen if PyTorch counts it: not one through ``.data``, or through a NumPy
+    array that shares the memory.
+    """
 
     def __init__(self) -> None:
-        self._seen: tuple = ()
+        self._seen: dict = {}
 
-    def is_again(self, *tensors: Tensor | None) -> bool:
-        """Whether these are the very tensors of the last :meth:`keep`, unchanged since."""
-        return len(tensors) == len(self._seen) and all(
-            found is value and version == _version(value)
-            for value, (found, version) in zip(
-                tensors, ((ref(), version) for ref, version in self._seen), strict=True
-            )
+    def is_again(self, tensors: Mapping[str, Tensor | None]) -> bool:
+        """Whether these are the very arguments of the last :meth:`keep`, unchanged since."""
+        seen = self._seen  # once: another thread may keep others
+        return seen.keys() == tensors.keys() and all(
+            seen[name][0]() is value and seen[name][1] == _version(value)
+            for name, value in tensors.items()
         )
 
-    def keep(self, *tensors: Tensor | None) -> None:
+    def keep(self, tensors: Mapping[str, Tensor | None]) -> None:
         """Has these remembered, weakly."""
-        if any(t is not None and t.is_inference() for t in tensors):
-            tensors = ()  # they do not count their changes
-        self._seen = tuple((_reference(t), _version(t)) for t in tensors)
+        if any(t is not None and t.is_inference() for t in tensors.values()):
+            tensors = {}  # they do not count their changes
+        self._seen = {name: (_reference(t), _version(t)) for name, t in tensors.items()}
 
     def __reduce__(self):
         return LastBatch, ()  # of a copy or a pickle, nothing has been checked

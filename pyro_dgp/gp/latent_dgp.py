@@ -57,6 +57,10 @@ class LatentDGP(UniquelyNamed):
     ) -> None:
         check_layers(layers)
         check_likelihood(likelihood)
+        if likelihood._pyro_name:
+            raise ValueError(
+                "likelihood is already part of a model: give every model a likelihood of its own."
+            )
         likelihood.check_output_dim(layers[-1].width(layers[-1].input_dim))
         super().__init__(name)
         self.num_data = check_integer("num_data", num_data, 1)
@@ -157,15 +161,16 @@ class LatentDGP(UniquelyNamed):
         return {latent[0]: z}
 
     def _check(self, X: Tensor, y: Tensor | None, covariates: Mapping[str, Tensor]) -> None:
-        if self._last_batch.is_again(X, y, *covariates.values()):
+        like = next(self.parameters())
+        batch = {"X": X, "y": y, **covariates, f"{like.dtype} {like.device}": None}
+        if self._last_batch.is_again(batch):
             return
         likelihood = self.likelihood
-        likelihood.check_covariates(covariates)
         check_data(X, y, covariates, likelihood.discrete)
+        likelihood.check_covariates(covariates)
         width = input_width(self.layers)
         if width not in (None, X.shape[1]):
             raise ValueError(f"X has {X.shape[1]} columns, but the model was built for {width}.")
-        like = next(self.parameters())
         for argument, value in (("X", X), ("y", y), *covariates.items()):
             if value is None:
                 continue
@@ -184,4 +189,4 @@ class LatentDGP(UniquelyNamed):
             likelihood.check_shape(y, last.width(last.input_dim))
             given = {name: v for name, v in covariates.items() if name != "weight"}
             likelihood.check_targets(y, **given)
-        self._last_batch.keep(X, y, *covariates.values())
+        self._last_batch.keep(batch)

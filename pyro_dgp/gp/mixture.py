@@ -264,8 +264,13 @@ class PredictiveMixture(dist.TorchDistribution):
         return sum(fn(component).sum(0) for component, _ in self._chunks())
 
     def _average(self, value: Tensor, fn: Callable[[Distribution, Tensor], Tensor]) -> Tensor:
-        dim = -1 - len(self.batch_shape + self.event_shape)
-        total = sum(fn(component, y).sum(dim) for component, y in self._chunks(value))
+        shape = self.batch_shape + self.event_shape
+        size = value.numel() * getattr(self.parts[0], "num_nodes", 1)
+        if value.dim() > len(shape) and len(value) > 1 and size > _CHUNK:
+            some = max(1, len(value) * _CHUNK // size)
+            return torch.cat([self._average(v, fn) for v in value.split(some)])
+        chunks = self._chunks(value)
+        total = sum(fn(component, y).sum(-1 - len(shape)) for component, y in chunks)
         return total / self.num_components
 
     def _density(self, value: Tensor) -> Tensor:
@@ -307,7 +312,7 @@ class _Affine(dist.TorchDistribution):
     @property
     def lattice(self):
         lattice = getattr(self.base, "lattice", None)
-        if lattice is None or torch.as_tensor(self.scale).numel() > 1:
+        if lattice is None or torch.as_tensor(self.loc + self.scale).numel() > 1:
             return None  # there is none, or not one for all outputs
         return float(self.loc + self.scale * lattice[0]), float(self.scale * lattice[1])
 
@@ -329,9 +334,15 @@ class _Affine(dist.TorchDistribution):
         log_prob = self.base.log_prob(self._back(value))
         # Probabilities stay as they are, densities are per unit.
         per_unit = log_prob - torch.as_tensor(self.scale).log()
+        return torch.where(self.has_mass(value), log_prob, per_unit)
+
+    def has_mass(self, value):
+        """Whether ``log_prob`` is that of a probability at a value."""
+        value = self._back(value)
         if hasattr(self.base, "has_mass"):
-            return torch.where(self.base.has_mass(self._back(value)), log_prob, per_unit)
-        return per_unit if getattr(self.base, "lattice", None) is None else log_prob
+            return self.base.has_mass(value)
+        discrete = getattr(self.base, "lattice", None) is not None
+        return torch.full_like(value, discrete, dtype=torch.bool)
 
     def sample(self, sample_shape=()):
         return self.loc + self.scale * self.base.sample(sample_shape)

@@ -21,6 +21,7 @@ __all__ = ["predict"]
 _PREDICT_ROWS = 2**13
 
 
+@torch.inference_mode(False)  # what a mixture does later may need derivatives
 @torch.no_grad()
 def predict(
     self,

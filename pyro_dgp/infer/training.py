@@ -133,7 +133,9 @@ def fit(
     """
     if num_steps < 0:
         raise ValueError(f"num_steps must not be negative, but it is {num_steps}.")
+    names = ""
     if isinstance(data, Mapping):
+        names = f"{', '.join(data)}: "
         model, guide = (_by_name(function, list(data)) for function in (model, guide))
         data = list(data.values())
     history = TrainingHistory()
@@ -142,8 +144,8 @@ def fit(
     svi = SVI(model, guide, optim, loss=loss.loss, loss_and_grads=guarded)
     batches = minibatches(data, batch_size, seed)
     settings = None if checkpoint is None else {
-        "batch_size": batch_size, "seed": seed, "num_rows": len(data[0]), "data": _digest(data),
-        "optim": _describe(optim), "loss": _describe_loss(loss),
+        "batch_size": batch_size, "seed": seed, "num_rows": len(data[0]),
+        "data": names + _digest(data), "optim": _describe(optim), "loss": _describe_loss(loss),
     }  # fmt: skip
     if checkpoint is not None and Path(checkpoint).exists():
         state = read_checkpoint(checkpoint)

@@ -13,10 +13,16 @@ from pyro.nn import PyroParam, PyroSample
 from pyro.poutine.messenger import Messenger
 
 from pyro_dgp import DRegIWELBO, GPLayer, LatentDGP, LatentLayer, fit
-from pyro_dgp.gp import GaussianEncoder, GaussianLikelihood, Layer, latent_dgp
+from pyro_dgp.gp import (
+    GaussianEncoder,
+    GaussianLikelihood,
+    Layer,
+    PredictiveMixture,
+    latent_dgp,
+)
 from pyro_dgp.gp.fixed import fixed_copy
 from pyro_dgp.gp.kernels import Matern12
-from pyro_dgp.gp.likelihoods import Poisson, StudentT
+from pyro_dgp.gp.likelihoods import Poisson, StudentT, ZeroInflated
 
 N, D, M = 20, 2, 6
 
@@ -49,9 +55,14 @@ def test_pyros_likelihoods_are_refused(make, use):
 def test_a_likelihood_is_an_instance_a_class_or_a_name():
     X, y = data()
     counts = torch.poisson(3 * y.exp())
-    for likelihood in ("poisson", Poisson, Poisson(counts.mean())):
+    own = Poisson(counts.mean())
+    for likelihood in ("poisson", Poisson, own):
         dgp = LatentDGP.from_data(X, counts, num_inducing=M, likelihood=likelihood)
         torch.testing.assert_close(dgp.likelihood.intercept, counts.mean().log().reshape(1))
+    with pytest.raises(ValueError, match="likelihood is already part of a model"):
+        LatentDGP.from_data(X, counts, likelihood=own)
+    with pytest.raises(ValueError, match=r"initial values for 3 targets, but .* functions for 1"):
+        LatentDGP([GPLayer(RBF(D), X[:M])], Poisson(torch.ones(3), event_dim=1), N)
     with pytest.raises(ValueError, match=r"one of gaussian, .* zero_inflated, but it is 'normal'"):
         LatentDGP.from_data(X, y, likelihood="normal")
     with pytest.raises(TypeError, match=r"likelihood is a int, no pyro_dgp\.gp\.Likelihood"):
@@ -87,6 +98,66 @@ def test_exposure_moves_the_rate():
     torch.testing.assert_close(2 * one, two)
 
 
+@pytest.mark.parametrize("num_outputs", [4, 8])
+def test_what_is_given_per_row_holds_for_its_outputs(num_outputs):
+    X, counts = torch.randn(8, D), torch.poisson(3 * torch.ones(8, num_outputs))
+    dgp = LatentDGP.from_data(X, counts, num_inducing=M, likelihood="poisson", latent_dim=0)
+    e = 1 + torch.arange(8.0)
+
+    def mean(exposure):
+        generator = torch.Generator().manual_seed(0)
+        return dgp.predict(X, 5, exposure=exposure, generator=generator).mean
+
+    torch.testing.assert_close(mean(e), e[:, None] * mean(torch.ones(8)))
+    torch.testing.assert_close(mean(e[:, None].expand(8, num_outputs)), mean(e))
+    losses = [
+        DRegIWELBO(K=1).loss(dgp.model, dgp.guide, X, counts, exposure=given)
+        for given in (e, e[:, None].expand(8, num_outputs))
+        if pyro.set_rng_seed(0) is None
+    ]
+    assert losses[0] == pytest.approx(losses[1])
+    with pytest.raises(ValueError, match=r"weight has shape \(8, 1\), but needs \[B\]"):
+        dgp.model(X, counts, weight=e[:, None])
+
+
+def test_covariates_are_checked_in_prediction_too():
+    X, y = data()
+    counts = torch.poisson(3 * y.exp())
+    dgp = LatentDGP.from_data(X, counts, num_inducing=M, likelihood="poisson")
+    one = torch.ones(N)
+    with pytest.raises(ValueError, match="exposure must be positive"):
+        dgp.predict(X, 2, exposure=-one)
+    with pytest.raises(ValueError, match=r"exposure has shape \(20, 1\)"):
+        dgp.predict(X, 2, exposure=one[:, None])
+    dgp.predict(X, 2, exposure=one)
+    with pytest.raises(TypeError, match="takes no 'exposre'"):
+        dgp.predict(X, 2, exposre=one)
+
+
+def test_quantiles_and_crps_of_extreme_distributions_end():
+    rates = [(1e9, torch.float32), (1e30, torch.float32), (1e30, torch.float64)]
+    for rate, dtype in rates:
+        loc = torch.full((1, 1, 1), rate, dtype=dtype).log()
+        p = PredictiveMixture(Poisson().to(dtype).predictive(loc, torch.full_like(loc, 1.0)))
+        q = p.quantile(torch.tensor([0.1, 0.9]))[:, 0]
+        assert 0 < q[0] < rate < q[1]
+        assert p.crps(torch.zeros(1, dtype=dtype)).isfinite().all()
+
+
+def test_a_quantile_at_a_jump_has_enough_probability():
+    likelihood = ZeroInflated(GaussianLikelihood(0.01), 0.3, 0.7)
+    f = torch.zeros(1, 4, 2), torch.full((1, 4, 2), 1e-6)
+    p = PredictiveMixture(likelihood.predictive(*f))
+    assert (p.quantile(0.8) - 0.3).abs().max() < 2e-6  # targets within 1e-6 count as the value
+    assert (p.cdf(p.quantile(0.8)) >= 0.8).all()
+    moved = p.affine(1.1, 3.3)
+    torch.testing.assert_close(moved.cdf(torch.tensor(1.1 + 3.3 * 0.3)), p.cdf(torch.tensor(0.3)))
+    two = Poisson(event_dim=1).predictive(torch.zeros(3, 4, 2), torch.ones(3, 4, 2))
+    two, y = PredictiveMixture(two, 1), torch.ones(4, 2)
+    twice = two.affine(0.0, torch.tensor([2.0, 3.0])).affine(0.0, 2.0)
+    torch.testing.assert_close(twice.log_prob(2 * torch.tensor([2.0, 3.0]) * y), two.log_prob(y))
+
+
 def test_training_data_by_name():
     X, y = data()
     counts, exposure = torch.poisson(3 * y.exp()), 0.5 + torch.rand(N)
@@ -106,6 +177,16 @@ def test_training_data_by_name():
     named = losses({"X": X, "y": counts, "exposure": exposure})
     assert named == losses((X, counts, exposure), "by position")
     assert named != losses({"X": X, "y": counts})
+
+
+def test_a_checkpoint_knows_the_names_of_its_data(tmp_path):
+    X, y = data()
+    counts, w = torch.poisson(3 * y.exp()), torch.ones(N)
+    dgp = LatentDGP.from_data(X, counts, num_inducing=M, likelihood="poisson")
+    options = {"num_steps": 2, "progress": False, "checkpoint": tmp_path / "c.pt"}
+    fit(dgp.model, dgp.guide, DRegIWELBO(K=1), {"X": X, "y": counts, "exposure": w}, **options)
+    with pytest.raises(ValueError, match="was made with data="):
+        fit(dgp.model, dgp.guide, DRegIWELBO(K=1), {"X": X, "y": counts, "weight": w}, **options)
 
 
 # Layers
@@ -202,9 +283,11 @@ def test_a_step_checks_its_data_once(monkeypatch):
 def test_inference_tensors_are_checked_every_time():
     X, y = data()
     dgp = LatentDGP.from_data(X, y, num_inducing=M)
+    counts = LatentDGP.from_data(X, y.abs().round(), num_inducing=M, likelihood="poisson")
     with torch.inference_mode():
         x = X.clone()
         dgp.predict(x, 2)
+        assert counts.predict(x, 2).log_prob(torch.ones(N)).isfinite().all()
         x[0, 0] = float("nan")
         with pytest.raises(ValueError, match="X holds 1 NaN"):
             dgp.predict(x, 2)

@@ -195,6 +195,11 @@ class Likelihood(pyro.contrib.gp.likelihoods.likelihood.Likelihood):
                 f"The last layer has {output_dim} outputs, but {type(self).__name__} needs {J} for "
                 "each target."
             )
+        if self.intercept is not None and self.intercept.numel() not in (J, output_dim):
+            raise ValueError(
+                f"{type(self).__name__} has initial values for {self.intercept.numel() // J} "
+                f"targets, but the last layer has functions for {output_dim // J}."
+            )
 
     def check_shape(self, y: Tensor, output_dim: int) -> None:
         """
@@ -210,7 +215,7 @@ class Likelihood(pyro.contrib.gp.likelihoods.likelihood.Likelihood):
     def check_covariates(self, covariates: Mapping[str, Tensor]) -> None:
         """
         :raises TypeError: If one is unknown, or missing.
-        :raises ValueError: If a weight is negative.
+        :raises ValueError: If one has a wrong shape, or a weight is negative.
         """
         for name in self.needed:
             if name not in covariates:
@@ -223,7 +228,13 @@ class Likelihood(pyro.contrib.gp.likelihoods.likelihood.Likelihood):
                     f"{type(self).__name__} takes no {name!r}; per row it takes "
                     f"{', '.join((*self.covariates, 'weight'))}."
                 )
-            if name == "weight" and isinstance(value, Tensor) and bool((value < 0).any()):
+            most = 2 if self.event_dim and name != "weight" else 1
+            if value.dim() > most:
+                raise ValueError(
+                    f"{name} has shape {tuple(value.shape)}, but needs "
+                    f"{'[B] or [B, P]' if most == 2 else '[B]'}."
+                )
+            if name == "weight" and bool((value < 0).any()):
                 raise ValueError("weight must not be negative.")
 
     def model(self) -> None:
@@ -266,7 +277,7 @@ class Likelihood(pyro.contrib.gp.likelihoods.likelihood.Likelihood):
         :param covariates: What the likelihood takes per row, [B] or [B, P].
         :returns: Batch shape [..., B], event shape [] or [P]; ``log_prob`` is the expected one.
         """
-        return self.collapsed(*self._split(f_loc, f_var), **covariates)
+        return self.collapsed(*self._split(f_loc, f_var), **self._by_target(covariates))
 
     def predictive(self, f_loc: Tensor, f_var: Tensor, **covariates: Tensor) -> dist.Distribution:
         """The distribution of y with f integrated.
@@ -276,7 +287,12 @@ class Likelihood(pyro.contrib.gp.likelihoods.likelihood.Likelihood):
         :param covariates: What the likelihood takes per row, [B] or [B, P].
         :returns: Elementwise over targets: batch shape [..., B] or [..., B, P].
         """
-        return self.marginal(*self._split(f_loc, f_var), **covariates)
+        return self.marginal(*self._split(f_loc, f_var), **self._by_target(covariates))
+
+    def _by_target(self, covariates: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What is given per row [B] as [B, 1], where targets are [B, P]."""
+        one = self.event_dim == 1
+        return {n: v.unsqueeze(-1) if one and v.dim() == 1 else v for n, v in covariates.items()}
 
     def _split(self, f_loc: Tensor, f_var: Tensor) -> tuple[Tensor, Tensor]:
         """[..., B, J P] as functions, [J, ..., B] or [J, ..., B, P]."""

@@ -1,6 +1,7 @@
 """Two outcomes: Bernoulli, and the binomial for several trials."""
 
 import math
+from collections.abc import Mapping
 
 import pyro.distributions as dist
 import scipy.special
@@ -11,12 +12,12 @@ from torch.nn.functional import logsigmoid
 
 from pyro_dgp.gp.likelihoods.base import Likelihood
 from pyro_dgp.gp.likelihoods.quadrature import Bends, expected, log_expected
-from pyro_dgp.gp.likelihoods.special import with_scipy
+from pyro_dgp.gp.likelihoods.special import log_ndtr, with_scipy
 
 __all__ = ["Bernoulli", "Binomial"]
 
 # The logarithm of P(1 | f); that of P(0 | f) is its value at -f. With the width of its bend at 0.
-_LINKS = {"logit": (logsigmoid, math.pi), "probit": (torch.special.log_ndtr, 2.0)}
+_LINKS = {"logit": (logsigmoid, math.pi), "probit": (log_ndtr, 2.0)}
 
 
 class Bernoulli(Likelihood):
@@ -100,15 +101,21 @@ class Binomial(Bernoulli):
         """Starts from probability 1/2: how many trials there were is not known here."""
         return cls(event_dim=y.dim() - 1)
 
+    def check_covariates(self, covariates: Mapping[str, Tensor]) -> None:
+        """
+        :raises TypeError: If there is no ``total_count``.
+        :raises ValueError: If it holds no counts.
+        """
+        super().check_covariates(covariates)
+        if not bool(constraints.nonnegative_integer.check(covariates["total_count"]).all()):
+            raise ValueError("total_count must hold counts 0, 1, 2, ....")
+
     def check_targets(self, y: Tensor, total_count: Tensor | None = None) -> None:
         """
         :raises ValueError: If y holds no counts, or more than ``total_count``.
         """
         super().check_targets(y)
         if total_count is not None:
-            bad = ~constraints.nonnegative_integer.check(total_count)
-            if bool(bad.any()):
-                raise ValueError("total_count must hold counts 0, 1, 2, ....")
             self.refuse(y, y > total_count, "counts of at most total_count")
 
     def conditional(self, f: Tensor, total_count: Tensor) -> dist.Distribution:

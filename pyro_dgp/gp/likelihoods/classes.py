@@ -13,13 +13,15 @@ from torch.quasirandom import SobolEngine
 
 from pyro_dgp._checks import check_integer
 from pyro_dgp.gp.likelihoods.base import Likelihood
-from pyro_dgp.gp.likelihoods.intervals import log_interval
 from pyro_dgp.gp.likelihoods.quadrature import Bends
+from pyro_dgp.gp.likelihoods.special import log_interval
 
 __all__ = ["Categorical", "Ordinal"]
 
 _TILTING_STEPS = 16
 _NUM_QUASI_RANDOM = 128
+# Larger targets are identifiers rather than numbers of classes.
+_MOST_CLASSES = 10_000
 
 
 class _Classes(Likelihood):
@@ -34,6 +36,10 @@ class _Classes(Likelihood):
         """As many classes as the largest target says, with their shares of the targets."""
         cls(2).check_targets(y, at_least_two=False)
         num_classes = max(2, int(y.max()) + 1)
+        if num_classes > _MOST_CLASSES:
+            raise ValueError(
+                f"{cls.__name__} would have {num_classes} classes: number them from 0 without gaps."
+            )
         counts = torch.bincount(y.long().reshape(-1), minlength=num_classes)
         shares = (counts + 0.5).to(torch.get_default_dtype()) / (counts + 0.5).sum()
         return cls(num_classes, shares, event_dim=y.dim() - 1)
@@ -110,7 +116,7 @@ class Categorical(_Classes):
         sd, total = var.sqrt(), 0
         for x_q in x:
             total = total + (loc + sd * x_q).softmax(0)
-        return dist.Categorical(probs=(total / len(x)).movedim(0, -1), validate_args=False)
+        return _Unordered(probs=(total / len(x)).movedim(0, -1), validate_args=False)
 
     def encode(self, y: Tensor, dtype: torch.dtype) -> Tensor:
         """One indicator a class."""
@@ -171,6 +177,14 @@ class Ordinal(_Classes):
         # In place of infinity, for the sake of derivatives; far beyond any f.
         end = self.cut_points.new_full((1,), 1e4)
         return torch.cat([-end, self.cut_points, end])
+
+
+class _Unordered(dist.Categorical):
+    @property
+    def mean(self):
+        raise NotImplementedError("Classes without an order have no mean; see probs.")
+
+    variance = mean
 
 
 class _Ordered(dist.Categorical):

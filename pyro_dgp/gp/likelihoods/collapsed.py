@@ -1,5 +1,7 @@
 """The distributions of y that a likelihood makes of its functions' marginals."""
 
+from collections.abc import Callable
+
 import pyro.distributions as dist
 import torch
 from torch import Tensor
@@ -50,6 +52,7 @@ class CollapsedObservation(dist.TorchDistribution):
     def log_prob(self, value):
         if self._validate_args:
             self._validate_sample(value)
+        value = value.to(self.loc.dtype)
         loc, var = _like_value(value, self.loc, self.var)
         found = self.likelihood.expected_log_prob(value, loc, var, **self.covariates)
         return found.sum(-1) if self.event_dim else found
@@ -97,8 +100,10 @@ class Marginal(dist.TorchDistribution):
         self.covariates = {name: value.expand(shape) for name, value in covariates.items()}
         super().__init__(shape, validate_args=validate_args)
 
-    #: Values at a time that an element's quadrature takes.
-    num_nodes = 64
+    @property
+    def num_nodes(self) -> int:
+        """Values at a time that an element's quadrature takes, at most."""
+        return {1: 192, 2: 576}.get(len(self.loc), 1000)
 
     @property
     def support(self):
@@ -114,14 +119,18 @@ class Marginal(dist.TorchDistribution):
         return self.likelihood.has_mass(value)
 
     def log_prob(self, value):
-        value = value.to(self.loc[0].dtype)
-        functions = _like_value(value, *self._functions())
-        return self.likelihood.log_marginal(value, *functions, **self.covariates)
+        return self._evaluate(self.likelihood.log_marginal, value)
 
     def cdf(self, value):
-        value = value.to(self.loc[0].dtype)
-        functions = _like_value(value, *self._functions())
-        return self.likelihood.marginal_cdf(value, *functions, **self.covariates)
+        return self._evaluate(self.likelihood.marginal_cdf, value)
+
+    def _evaluate(self, fn: Callable, value: Tensor) -> Tensor:
+        """In double precision: what cancels, such as gamma functions of large counts, needs it."""
+        # The search for a mode differentiates, which inference mode would not let it.
+        with torch.inference_mode(False), torch.no_grad():
+            value = value.clone().double()
+            functions = _like_value(value, *(f.double() for f in self._functions()))
+            return fn(value, *functions, **self.covariates).to(self.loc[0].dtype)
 
     @property
     def mean(self):

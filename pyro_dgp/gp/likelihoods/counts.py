@@ -1,6 +1,7 @@
 """Counts without a bound: Poisson and negative binomial."""
 
 import math
+from collections.abc import Mapping
 
 import pyro.distributions as dist
 import scipy.special
@@ -37,13 +38,16 @@ class _Counts(Likelihood):
         cls().check_targets(y)
         return cls(y.to(torch.get_default_dtype()).mean(0).clamp_min(1e-3), event_dim=y.dim() - 1)
 
-    def check_targets(self, y: Tensor, exposure: Tensor | None = None) -> None:
+    def check_covariates(self, covariates: Mapping[str, Tensor]) -> None:
         """
-        :raises ValueError: If y holds no counts, or an exposure is not positive.
+        :raises ValueError: If an exposure is not positive.
         """
-        super().check_targets(y)
-        if exposure is not None and not bool((exposure > 0).all()):
+        super().check_covariates(covariates)
+        if "exposure" in covariates and not bool((covariates["exposure"] > 0).all()):
             raise ValueError("exposure must be positive.")
+
+    def check_targets(self, y: Tensor, exposure: Tensor | None = None) -> None:
+        super().check_targets(y)
 
     def encode(self, y: Tensor, dtype: torch.dtype) -> Tensor:
         """log(1 + y)."""
@@ -55,7 +59,8 @@ class Poisson(_Counts):
 
     .. math:: E[\log p(y | f)] = y m - e^{m + v / 2} - \log y!, \qquad f \sim N(m, v),
 
-    with log(exposure) added to m. Per row it takes ``exposure`` > 0, [N], such as a time at risk.
+    with log(exposure) added to m. Per row it takes ``exposure`` > 0, [N], such as a time at risk;
+    where it is not given, in training or prediction, it is 1.
 
     :param rate: Initial rate e^f; one, or with ``event_dim=1`` one per output [P].
     :param int event_dim: 0 for targets [N], 1 for targets [N, P].
@@ -92,7 +97,7 @@ class Poisson(_Counts):
 class NegativeBinomial(_Counts):
     r"""Counts of mean mu = exposure e^f and variance mu + mu^2 / r, for a trained r.
 
-    Per row it takes ``exposure`` > 0, [N].
+    Per row it takes ``exposure`` > 0, [N], which is 1 where it is not given.
 
     :param rate: Initial rate e^f; one, or with ``event_dim=1`` one per output [P].
     :param float concentration: Initial r; the Poisson distribution is its limit for large r.

@@ -10,22 +10,13 @@ from torch import Tensor
 from pyro_dgp.gp.constraints import softplus_above
 from pyro_dgp.gp.likelihoods.base import Likelihood
 from pyro_dgp.gp.likelihoods.quadrature import Bends
+from pyro_dgp.gp.likelihoods.special import log_interval
 
-__all__ = ["Rounded", "log_interval"]
+__all__ = ["Rounded"]
 
 
-def log_interval(low: Tensor, high: Tensor) -> Tensor:
-    """log(Phi(high) - Phi(low)), also far in the tails.
-
-    :param torch.Tensor low: Any shape.
-    :param torch.Tensor high: Above low.
-    """
-    # On the left side, where Phi is small and its logarithm exact.
-    flip = low + high > 0
-    low, high = torch.where(flip, -high, low), torch.where(flip, -low, high)
-    log_low, log_high = torch.special.log_ndtr(low), torch.special.log_ndtr(high)
-    gap = (log_high - log_low).clamp_min(torch.finfo(log_low.dtype).tiny)
-    return log_high + (-torch.expm1(-gap)).log()
+# How far from a lattice's point a target may be, in widths: decimals in float32 are.
+_OFF = 0.01
 
 
 class Rounded(Likelihood):
@@ -38,7 +29,9 @@ class Rounded(Likelihood):
 
     :param float width: w, the distance of lattice points.
     :param float origin: One of them.
-    :param float scale: Initial s.
+    :param float scale: Initial s; None for w / 2.
+    :param loc: Constant that is added to f, and trained; one, or with ``event_dim=1`` one per
+        output [P].
     :param int event_dim: 0 for targets [N], 1 for targets [N, P].
     :raises ValueError: If a number is out of range.
     """
@@ -46,25 +39,50 @@ class Rounded(Likelihood):
     discrete = True
 
     def __init__(
-        self, width: float = 1.0, origin: float = 0.0, scale: float = 0.5, event_dim: int = 0
+        self,
+        width: float = 1.0,
+        origin: float = 0.0,
+        scale: float | None = None,
+        loc: float | Tensor = 0.0,
+        event_dim: int = 0,
     ) -> None:
-        for name, value in (("width", width), ("scale", scale)):
-            if not 1e-3 < value < math.inf:
-                raise ValueError(f"{name} must be above 0.001 and finite, but it is {value}.")
-        super().__init__(event_dim)
+        scale = 0.5 * width if scale is None else scale
+        if not 0 < width < math.inf:
+            raise ValueError(f"width must be positive and finite, but it is {width}.")
+        if not 1e-3 * width < scale < math.inf:
+            raise ValueError(
+                f"scale must be finite and above a thousandth of the width, but it is {scale}."
+            )
+        loc = torch.as_tensor(loc, dtype=torch.get_default_dtype())
+        super().__init__(event_dim, loc.unsqueeze(0))
         self.width, self.origin = float(width), float(origin)
-        self.scale = PyroParam(torch.tensor(float(scale)), softplus_above(1e-3))
+        self.scale = PyroParam(torch.tensor(float(scale)), softplus_above(1e-3 * self.width))
 
     @classmethod
     def for_targets(cls, y: Tensor) -> "Rounded":
-        """The widest lattice that the targets lie on."""
+        """The widest lattice that the targets lie on, up to rounding; f starts from their mean.
+
+        :raises ValueError: If there is none with 20 points or fewer between the two closest
+            targets.
+        """
         values = torch.unique(y.double())
         if len(values) < 2:
             raise ValueError("Rounded needs at least two different targets to tell their lattice.")
-        width = values.diff().min().item()
-        found = cls(width, values[0].item(), event_dim=y.dim() - 1)
-        found.check_targets(y)
-        return found
+        gaps, offsets = values.diff(), values - values[0]
+        # Decimals in float32 are off by their rounding, and their mean gap is by less.
+        rounding = 4 * torch.finfo(torch.float32).eps * values.abs().max()
+        closest = gaps[gaps < 1.5 * gaps.min()].mean()
+        for parts in range(1, 21):
+            k = (offsets / (closest / parts)).round()
+            width = (k @ offsets) / (k @ k)
+            if bool(((offsets - k * width).abs() < 1e-4 * width + rounding).all()):
+                loc = y.double().mean(0).to(torch.get_default_dtype())
+                return cls(width.item(), values[0].item(), loc=loc, event_dim=y.dim() - 1)
+        raise ValueError(
+            f"Rounded found no lattice: the {len(values)} different targets, the closest two "
+            f"{gaps.min():g} apart, are no multiples of one width. Give Rounded(width, origin), or "
+            "use a likelihood of real numbers."
+        )
 
     @property
     def accepts(self) -> str:
@@ -72,10 +90,10 @@ class Rounded(Likelihood):
 
     def check_targets(self, y: Tensor) -> None:
         """
-        :raises ValueError: If a target is off the lattice by more than a thousandth of its width.
+        :raises ValueError: If a target is off the lattice by more than a hundredth of its width.
         """
         k = (y.double() - self.origin) / self.width
-        self.refuse(y, (k - k.round()).abs() > 1e-3, self.accepts)
+        self.refuse(y, (k - k.round()).abs() > _OFF, self.accepts)
 
     def conditional(self, f: Tensor) -> dist.Distribution:
         """The lattice's point next to N(f, s^2)."""
@@ -118,7 +136,7 @@ class _RoundedNormal(dist.TorchDistribution):
 
     def cdf(self, value):
         # A little more, for points that rounding has moved.
-        k = ((value - self.origin) / self.width + 1e-3).floor()
+        k = ((value - self.origin) / self.width + _OFF).floor()
         edge = self.origin + self.width * (k + 0.5)
         return torch.special.ndtr((edge - self.loc) / self.scale)
 

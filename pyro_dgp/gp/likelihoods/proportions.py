@@ -81,7 +81,12 @@ class Beta(Likelihood):
         # A concentration below 1 has much of its mass next to 0 and 1.
         inside = y.clamp(torch.finfo(y.dtype).tiny, 1 - torch.finfo(y.dtype).eps / 2)
         width = (1 + self.concentration).rsqrt().clamp_max(2.0) * 2
-        bends = Bends((inside.logit(),), width)
+        # In the tails, where one of the Beta's parameters is so small that its power of y rises.
+        tails = (
+            -(self.concentration * -inside.log()).log(),
+            (self.concentration * -(-inside).log1p()).log(),
+        )
+        bends = Bends((inside.logit(), *tails), width)
         found = expected(lambda f: self.conditional(f).cdf(inside), loc, var, bends)
         return torch.where(y <= 0, 0.0, torch.where(y >= 1, 1.0, found))
 

@@ -1,6 +1,7 @@
 """One value that is far more frequent than a density allows."""
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +42,7 @@ class ZeroInflated(Likelihood):
         self.value = float(value)
         self.log_odds = nn.Parameter(torch.tensor(math.log(probability / (1 - probability))))
         self.likelihood = likelihood
+        self._filler = _accepted(likelihood, self.value)
 
     @classmethod
     def for_targets(cls, y: Tensor) -> "ZeroInflated":
@@ -61,6 +63,15 @@ class ZeroInflated(Likelihood):
     def covariates(self) -> tuple[str, ...]:
         """Those of the other likelihood."""
         return self.likelihood.covariates
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """Those that the other likelihood needs."""
+        return self.likelihood.needed
+
+    def check_covariates(self, covariates: Mapping[str, Tensor]) -> None:
+        """As the other likelihood does."""
+        self.likelihood.check_covariates(covariates)
 
     def check_targets(self, y: Tensor, **covariates: Tensor) -> None:
         """
@@ -91,7 +102,7 @@ class ZeroInflated(Likelihood):
     def marginal_cdf(self, y: Tensor, loc: Tensor, var: Tensor, **covariates: Tensor) -> Tensor:
         p = self._probability(loc, var)
         rest = self.likelihood.marginal(loc[1:], var[1:], **covariates)
-        return p * (y >= self.value) + (1 - p) * rest.cdf(y)
+        return p * ((y >= self.value) | self.has_mass(y)) + (1 - p) * rest.cdf(y)
 
     def marginal_moments(
         self, loc: Tensor, var: Tensor, **covariates: Tensor
@@ -122,5 +133,19 @@ class ZeroInflated(Likelihood):
         return (y - self.value).abs() <= 1e-6 * max(1.0, abs(self.value))
 
     def _elsewhere(self, y: Tensor) -> Tensor:
-        """y, with something that any likelihood accepts in place of the value."""
-        return torch.where(self.has_mass(y), 0.5, y)
+        """y, with something that the other likelihood accepts in place of the value."""
+        return torch.where(self.has_mass(y), self._filler, y)
+
+
+def _accepted(likelihood: Likelihood, value: float) -> float:
+    """A target that the likelihood accepts."""
+    for candidate in (0.5, 1.5, value + 1, value - 1, 10.0, -10.0):
+        try:
+            likelihood.check_targets(torch.tensor([candidate]))
+        except ValueError:
+            continue
+        return candidate
+    raise ValueError(
+        f"{type(likelihood).__name__} accepts none of the targets that were tried in place of "
+        f"{value}."
+    )

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from pyro_dgp.gp.likelihoods.intervals import log_interval
 from pyro_dgp.gp.likelihoods.quadrature import Bends, _normal_rule, expected, log_expected
+from pyro_dgp.gp.likelihoods.special import log_interval, log_ndtr
 
 
 def _grid():
@@ -159,3 +159,17 @@ def test_log_probabilities_of_intervals_have_finite_derivatives():
     assert all(g.isfinite().all() for g in grads)
     assert np.all(np.asarray(grads[0]) <= 0)
     assert np.all(np.asarray(grads[1]) >= 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_slopes_far_in_the_tail(dtype):
+    """Where those of torch's log_ndtr are 0 or NaN."""
+    x = torch.tensor([-1e7, -1e5, -1e3, -30.0, -3.0, -0.5, 2.0], dtype=dtype, requires_grad=True)
+    (slope,) = torch.autograd.grad(log_ndtr(x).sum(), x)
+    exact = [float(mpmath.npdf(v) / mpmath.ncdf(v)) for v in map(mpmath.mpf, x.tolist())]
+    torch.testing.assert_close(slope, torch.tensor(exact, dtype=dtype), rtol=1e-4, atol=0)
+    x = torch.tensor([1e5, 1e3, 10.0, 1.0], dtype=dtype, requires_grad=True)
+    (slope,) = torch.autograd.grad(log_interval(x - 1, x + 1).sum(), x)
+    # Nearly all of an interval's probability lies at its near end.
+    torch.testing.assert_close(slope[:2], 1 - x[:2].detach(), rtol=2e-3, atol=0)
+    assert slope.isfinite().all()

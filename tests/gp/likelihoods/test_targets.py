@@ -59,14 +59,14 @@ def test_more_ones_than_trials_are_named():
     ):
         lik.Binomial().check_targets(y, total_count=n)
     with pytest.raises(ValueError, match="total_count must hold counts"):
-        lik.Binomial().check_targets(y, total_count=torch.tensor([2.0, 4.5]))
+        lik.Binomial().check_covariates({"total_count": torch.tensor([2.0, 4.5])})
 
 
 @pytest.mark.parametrize("kind", [lik.Poisson, lik.NegativeBinomial])
 @pytest.mark.parametrize("exposure", [0.0, -1.0])
 def test_an_exposure_must_be_positive(kind, exposure):
     with pytest.raises(ValueError, match="exposure must be positive"):
-        kind().check_targets(torch.tensor([1.0, 2.0]), exposure=torch.tensor([1.0, exposure]))
+        kind().check_covariates({"exposure": torch.tensor([1.0, exposure])})
 
 
 def test_covariates_must_be_known_and_there():
@@ -102,8 +102,8 @@ def test_covariates_must_be_known_and_there():
         (lambda: lik.Beta(0.5, float("nan")), "concentration must be above"),
         (lambda: lik.StudentT(0.0), "scale must be above"),
         (lambda: lik.StudentT(1.0, 1.0), "df must be above 1"),
-        (lambda: lik.Rounded(0.0), "width must be above"),
-        (lambda: lik.Rounded(1.0, scale=0.0), "scale must be above"),
+        (lambda: lik.Rounded(0.0), "width must be positive"),
+        (lambda: lik.Rounded(1.0, scale=0.0), "scale must be finite and above"),
         (lambda: lik.HeteroscedasticGaussian(0.0), "noise_variance must be positive"),
         (lambda: lik.HeteroscedasticGaussian(1.0, -1.0), "noise_scale must be positive"),
         (lambda: lik.GaussianLikelihood(0.0), "variance must be finite and above"),
@@ -218,12 +218,32 @@ def test_they_start_from_what_their_docstrings_say():
         ("gamma", [0.0, 1.0]),
         ("beta", [0.0, 0.5]),
         ("rounded", [1.0, 1.0]),
-        ("rounded", [0.0, 1.0, 2.7]),
+        ("rounded", [0.0, 1.0, 2.7182818]),
+        ("categorical", [0.0, 1e9]),
     ],
 )
 def test_a_likelihood_does_not_start_from_targets_that_it_does_not_take(name, y):
     with pytest.raises(ValueError):  # noqa: PT011
         lik.LIKELIHOODS[name].for_targets(torch.tensor(y))
+
+
+@pytest.mark.parametrize(
+    ("y", "width"),
+    [
+        (torch.tensor([0.0, 2.0, 5.0]), 1.0),
+        (torch.tensor([0.0, 1e-4, 5e-4]), 1e-4),
+        (torch.arange(30000, dtype=torch.float32) * 0.01, 0.01),
+        (torch.tensor([100000.0, 100003.0, 100006.0]), 3.0),
+        (torch.tensor([True, False]), 1.0),
+    ],
+)
+def test_the_widest_lattice_is_found(y, width):
+    likelihood = lik.Rounded.for_targets(y)
+    assert likelihood.width == pytest.approx(width, rel=1e-5)
+    likelihood.check_targets(y)
+    torch.testing.assert_close(
+        likelihood.intercept[0].double(), y.double().mean(), rtol=1e-6, atol=0
+    )
 
 
 def test_ones_own_likelihood_starts_from_targets():
