@@ -18,6 +18,8 @@ __all__ = ["PredictiveMixture"]
 _CHUNK = 2**21
 # Sums over a lattice of more points than this become integrals.
 _MOST_LATTICE_POINTS = 4096
+# Components that smooth one another's quadrature.
+_MANY = 100
 # The CRPS leaves out what lies beyond quantiles of this probability.
 _TAIL = 1e-5
 
@@ -213,15 +215,15 @@ class PredictiveMixture(dist.TorchDistribution):
             return to_value - 0.5 * mean_distance(p.loc, p.scale, _CHUNK)
         shape = self.batch_shape + self.event_shape
         ends = value.new_tensor([_TAIL, 1 - _TAIL]).reshape(2, *[1] * len(shape))
-        low, high = self._bracket(ends.expand(2, *shape))
+        low, high = bracket(self._score_cdf, ends.expand(2, *shape))
         low, high = low[0], high[1]
         if self.lattice is not None:
             origin, step = self.lattice
             first = math.floor((min(low.min(), value.min()) - origin) / step)
             last = math.ceil((max(high.max(), value.max()) - origin) / step)
             if last - first <= _MOST_LATTICE_POINTS:
-                return summed_crps(self.cdf, self.lattice, (first, last), value, shape)
-        return integrated_crps(self.cdf, low, high, value)
+                return summed_crps(self._score_cdf, self.lattice, (first, last), value, shape)
+        return integrated_crps(self._score_cdf, low, high, value)
 
     @property
     def _is_normal(self) -> bool:
@@ -273,6 +275,12 @@ class PredictiveMixture(dist.TorchDistribution):
         total = sum(fn(component, y).sum(-1 - len(shape)) for component, y in chunks)
         return total / self.num_components
 
+    def _score_cdf(self, value: Tensor) -> Tensor:
+        """:meth:`cdf`, coarser in each of many components, where scores need it at many points."""
+        if self.num_components < _MANY or not hasattr(self.parts[0], "coarse_cdf"):
+            return self.cdf(value)
+        return self._average(value, lambda component, y: component.coarse_cdf(y))
+
     def _density(self, value: Tensor) -> Tensor:
         return self._average(value, lambda component, y: component.log_prob(y).exp())
 
@@ -323,6 +331,10 @@ class _Affine(dist.TorchDistribution):
     @property
     def variance(self):
         return self.scale**2 * self.base.variance
+
+    def coarse_cdf(self, value):
+        coarse = getattr(self.base, "coarse_cdf", self.base.cdf)
+        return coarse(self._back(value))
 
     def _back(self, value):
         return (value - self.loc) / self.scale

@@ -124,6 +124,10 @@ class Marginal(dist.TorchDistribution):
     def cdf(self, value):
         return self._evaluate(self.likelihood.marginal_cdf, value)
 
+    def coarse_cdf(self, value):
+        """See :meth:`~pyro_dgp.gp.Likelihood.coarse_cdf`."""
+        return self._evaluate(self.likelihood.coarse_cdf, value)
+
     def _evaluate(self, fn: Callable, value: Tensor) -> Tensor:
         """In double precision: what cancels, such as gamma functions of large counts, needs it."""
         # The search for a mode differentiates, which inference mode would not let it.

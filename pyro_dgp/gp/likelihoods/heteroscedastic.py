@@ -72,10 +72,18 @@ class HeteroscedasticGaussian(Likelihood):
         return log_expected(log_prob, mean_g[None], var_g[None], largest)
 
     def marginal_cdf(self, y: Tensor, loc: Tensor, var: Tensor) -> Tensor:
+        return self._cdf(y, loc, var, None)
+
+    def _cdf(self, y: Tensor, loc: Tensor, var: Tensor, num_nodes: int | None) -> Tensor:
+        """f in closed form, g by quadrature."""
         (m, mean_g), (v, var_g) = loc, var
         return expected(
-            lambda g: torch.special.ndtr((y - m) / (v + g.exp()).sqrt()), mean_g[None], var_g[None]
-        )
+            lambda g: torch.special.ndtr((y - m) / (v + g.exp()).sqrt()),
+            mean_g[None], var_g[None], num_hermite=num_nodes,
+        )  # fmt: skip
+
+    def coarse_cdf(self, y: Tensor, loc: Tensor, var: Tensor) -> Tensor:
+        return self._cdf(y, loc, var, 5)
 
     def marginal_moments(self, loc: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
         (m, mean_g), (v, var_g) = loc, var

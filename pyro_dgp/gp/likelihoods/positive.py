@@ -60,7 +60,7 @@ class Gamma(_Positive):
 
     def conditional(self, f: Tensor) -> dist.Distribution:
         """Gamma(a, a e^-f)."""
-        return dist.Gamma(self.shape, self.shape * (-f).exp(), validate_args=False)
+        return _Gamma(self.shape, self.shape * (-f).exp(), validate_args=False)
 
     def conditional_log_prob(self, y: Tensor, f: Tensor) -> Tensor:
         a = self.shape
@@ -75,10 +75,6 @@ class Gamma(_Positive):
         a, m = self.shape, loc[0]
         constant = a * a.log() + (a - 1) * y.log() - a.lgamma()
         return constant - a * (m + y * (0.5 * var[0] - m).exp())
-
-    def marginal_cdf(self, y: Tensor, loc: Tensor, var: Tensor) -> Tensor:
-        found = super().marginal_cdf(y.clamp_min(0), loc, var)
-        return torch.where(y <= 0, 0.0, found)
 
     def marginal_moments(self, loc: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
         mean = (loc[0] + 0.5 * var[0]).exp()
@@ -115,6 +111,12 @@ class LogNormal(_Positive):
     def marginal(self, loc: Tensor, var: Tensor) -> dist.Distribution:
         """LogNormal(m, v + variance)."""
         return _LogNormal(loc[0], (var[0] + self.variance).sqrt(), validate_args=False)
+
+
+class _Gamma(dist.Gamma):
+    def cdf(self, value):
+        tiny = torch.finfo(value.dtype).tiny
+        return torch.where(value <= 0, 0.0, super().cdf(value.clamp_min(tiny)))
 
 
 class _LogNormal(dist.LogNormal):

@@ -87,8 +87,7 @@ class Beta(Likelihood):
             (self.concentration * -(-inside).log1p()).log(),
         )
         bends = Bends((inside.logit(), *tails), width)
-        found = expected(lambda f: self.conditional(f).cdf(inside), loc, var, bends)
-        return torch.where(y <= 0, 0.0, torch.where(y >= 1, 1.0, found))
+        return expected(lambda f: self.conditional(f).cdf(y), loc, var, bends)
 
     def marginal_moments(self, loc: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
         bends = Bends((0.0,), math.pi)
@@ -104,4 +103,5 @@ class Beta(Likelihood):
 class _Beta(dist.Beta):
     def cdf(self, value):
         a, b = self.concentration1, self.concentration0
-        return with_scipy(scipy.special.betainc, a, b, value)
+        found = with_scipy(scipy.special.betainc, a, b, value.clamp(0, 1))
+        return torch.where(value <= 0, 0.0, torch.where(value >= 1, 1.0, found))

@@ -49,7 +49,11 @@ class Bends(NamedTuple):
 
 
 def expected(
-    g: Callable[..., Tensor], loc: Tensor, var: Tensor, bends: Bends | None = None
+    g: Callable[..., Tensor],
+    loc: Tensor,
+    var: Tensor,
+    bends: Bends | None = None,
+    num_hermite: int | None = None,
 ) -> Tensor:
     """E[g(f_1, ..., f_J)] for independent f_j ~ N(loc_j, var_j).
 
@@ -58,9 +62,10 @@ def expected(
     :param torch.Tensor var: [J, ...].
     :param Bends bends: Where g bends, for J = 1; None for Gauss-Hermite nodes (for J > 1 their
         products).
+    :param int num_hermite: How many of those for each function; None for the usual number.
     :returns: [...].
     """
-    x, log_w = _normal_rule(loc, var, bends)
+    x, log_w = _normal_rule(loc, var, bends, num_hermite)
     values = g(*(loc.unsqueeze(1) + var.sqrt().unsqueeze(1) * x))
     return (log_w.exp() * values).sum(0)
 
@@ -107,11 +112,13 @@ def log_expected(
     return (log_df + log_normal + log_g(f.to(dtype)).double()).logsumexp(0).to(dtype)
 
 
-def _normal_rule(loc: Tensor, var: Tensor, bends: Bends | None) -> tuple[Tensor, Tensor]:
+def _normal_rule(
+    loc: Tensor, var: Tensor, bends: Bends | None, num_hermite: int | None = None
+) -> tuple[Tensor, Tensor]:
     """Standardised nodes x [J, num_nodes, ...] and the logarithms of their weights."""
     with torch.no_grad():
         if bends is None:
-            x, log_w = _hermite_nodes(len(loc))
+            x, log_w = _hermite_nodes(len(loc), num_hermite)
             shape = (*x.shape, *[1] * (loc.dim() - 1))
             return loc.new_tensor(x).reshape(shape), loc.new_tensor(log_w).reshape(shape[1:])
         # In double precision: x is the small difference of a node and m, in units of s.
@@ -167,11 +174,12 @@ def _sinh_nodes(c: Tensor, w: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor
 
 
 @functools.cache
-def _hermite_nodes(num_functions: int) -> tuple[np.ndarray, np.ndarray]:
+def _hermite_nodes(num_functions: int, num: int | None) -> tuple[np.ndarray, np.ndarray]:
     """Nodes of a standard normal distribution of J dimensions, [J, num_nodes]; log weights."""
     # Some 1000 nodes at most, so that two or three functions stay affordable.
-    num = {1: _NUM_HERMITE, 2: 24, 3: 10}.get(num_functions)
-    if num is None:
+    most = {1: _NUM_HERMITE, 2: 24, 3: 10}.get(num_functions)
+    num = most if num is None else num
+    if most is None:
         raise NotImplementedError(
             f"There is no quadrature over {num_functions} functions: give the likelihood an "
             "expected_log_prob and a log_marginal of its own."

@@ -56,11 +56,17 @@ class StudentT(Likelihood):
         variance, log_w = self._normals(y - loc[0], var[0])
         return (log_w.exp() * torch.special.ndtr((y - loc[0]) / variance.sqrt())).sum(0)
 
+    def coarse_cdf(self, y: Tensor, loc: Tensor, var: Tensor) -> Tensor:
+        variance, log_w = self._normals(y - loc[0], var[0], 24)
+        return (log_w.exp() * torch.special.ndtr((y - loc[0]) / variance.sqrt())).sum(0)
+
     def marginal_moments(self, loc: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
         factor = torch.where(self.df > 2, self.df / (self.df - 2), math.inf)
         return loc[0], var[0] + self.scale.square() * factor
 
-    def _normals(self, distance: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+    def _normals(
+        self, distance: Tensor, var: Tensor, num_nodes: int = 128
+    ) -> tuple[Tensor, Tensor]:
         """Variances of normals [num_nodes, ...], and logarithms of their weights.
 
         The trapezoidal rule in u = log lambda, whose error falls exponentially with its step.
@@ -73,7 +79,7 @@ class StudentT(Likelihood):
         # Far from the mean, the normals count that are as wide as the distance.
         far = (distance.square() - var).clamp_min(0) / s2
         low = low + ((half + 0.5) / (half + 0.5 * far)).log().clamp_max(0)
-        u = torch.linspace(0, 1, 128, dtype=var.dtype, device=var.device)
+        u = torch.linspace(0, 1, num_nodes, dtype=var.dtype, device=var.device)
         u = low + (high - low) * u.reshape(-1, *[1] * low.dim())
         log_w = half * (u - u.exp())
         return var + s2 * (-u).exp(), log_w - log_w.logsumexp(0)

@@ -104,6 +104,9 @@ class ZeroInflated(Likelihood):
         rest = self.likelihood.marginal(loc[1:], var[1:], **covariates)
         return p * ((y >= self.value) | self.has_mass(y)) + (1 - p) * rest.cdf(y)
 
+    def coarse_cdf(self, y: Tensor, loc: Tensor, var: Tensor, **covariates: Tensor) -> Tensor:
+        return self.marginal_cdf(y, loc, var, **covariates)
+
     def marginal_moments(
         self, loc: Tensor, var: Tensor, **covariates: Tensor
     ) -> tuple[Tensor, Tensor]:

@@ -304,6 +304,18 @@ def test_a_mixtures_crps_is_the_integral(name):
         torch.testing.assert_close(mix.crps(y.expand(2)), exact, rtol=2e-3, atol=1e-9)
 
 
+@pytest.mark.parametrize(
+    "name", [n for n in exact_cases.args[1] if n != "student-t, df 1.5, small scale"]
+)
+def test_scores_of_many_components_may_be_coarse_in_each(name, monkeypatch):
+    mix = mixture(CASES[name], S=120)
+    y = mix.sample((8,))
+    coarse = mix.crps(y)
+    monkeypatch.setattr("pyro_dgp.gp.mixture._MANY", 1000)
+    fine = mix.crps(y)
+    torch.testing.assert_close(coarse, fine, rtol=0, atol=5e-3 * mix.stddev.max().item())
+
+
 @discrete
 def test_a_discrete_mixtures_crps_is_the_sum(name):
     case = CASES[name]
