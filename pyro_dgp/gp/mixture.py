@@ -10,7 +10,7 @@ from torch.distributions import Distribution, constraints
 
 from pyro_dgp.gp.batches import converted, held, mapped
 from pyro_dgp.gp.crps import expected_abs, integrated_crps, mean_distance, summed_crps
-from pyro_dgp.gp.quantiles import bracket, invert, invert_on_lattice
+from pyro_dgp.gp.quantiles import bracket, invert, invert_on_lattice, invert_smooth
 
 __all__ = ["PredictiveMixture"]
 
@@ -179,12 +179,15 @@ class PredictiveMixture(dist.TorchDistribution):
         if not bool(((p > 0) & (p < 1)).all()):
             raise ValueError("Probabilities must lie strictly between 0 and 1.")
         p = p.expand(torch.broadcast_shapes(p.shape, self.batch_shape + self.event_shape))
-        low, high = self._bracket(p)
-        if self.lattice is not None:
-            return invert_on_lattice(self.cdf, self.lattice, p, low, high)
-        smallest = self.components.scale.amin(0) if self._is_normal else torch.finfo(p.dtype).tiny
-        smallest = torch.as_tensor(smallest, dtype=p.dtype, device=p.device)
-        return invert(self.cdf, self._density, p, low, high, smallest)
+        if self._is_normal:
+            smallest = self.components.scale.amin(0)
+            return invert_smooth(self.cdf, self._density, p, *self._ends(p), smallest)
+        if not self._is_coarse:
+            return self._inverse(self.cdf, p, *bracket(self.cdf, p))
+        # With few nodes in each component up to a thousandth, then exactly from there.
+        x = self._inverse(self._score_cdf, p, *bracket(self._score_cdf, p), 1e-3)
+        width = 1e-3 * x.abs() + (1e-6 if self.lattice is None else self.lattice[1])
+        return self._inverse(self.cdf, p, *bracket(self.cdf, p, x, width))
 
     def quantile(self, q: Tensor | float) -> Tensor:
         """Quantiles of each output's marginal.
@@ -275,29 +278,38 @@ class PredictiveMixture(dist.TorchDistribution):
         total = sum(fn(component, y).sum(-1 - len(shape)) for component, y in chunks)
         return total / self.num_components
 
+    @property
+    def _is_coarse(self) -> bool:
+        """Whether components are so many that few nodes in each will do."""
+        return self.num_components >= _MANY and hasattr(self.parts[0], "coarse_cdf")
+
     def _score_cdf(self, value: Tensor) -> Tensor:
         """:meth:`cdf`, coarser in each of many components, where scores need it at many points."""
-        if self.num_components < _MANY or not hasattr(self.parts[0], "coarse_cdf"):
+        if not self._is_coarse:
             return self.cdf(value)
         return self._average(value, lambda component, y: component.coarse_cdf(y))
+
+    def _inverse(
+        self, cdf: Callable, p: Tensor, low: Tensor, high: Tensor, tolerance: float = 0.0
+    ) -> Tensor:
+        if self.lattice is not None:
+            return invert_on_lattice(cdf, self.lattice, p, low, high)
+        return invert(cdf, p, low, high, tolerance)
 
     def _density(self, value: Tensor) -> Tensor:
         return self._average(value, lambda component, y: component.log_prob(y).exp())
 
-    def _bracket(self, p: Tensor) -> tuple[Tensor, Tensor]:
-        """Ends between which quantiles lie."""
-        if self._is_normal:
-            # Between the smallest and the largest of the components' quantiles.
-            z, dim = torch.special.ndtri(p), -1 - len(self.batch_shape + self.event_shape)
-            low = high = None
-            for component, z_ in self._chunks(z):
-                quantiles = component.loc + z_ * component.scale
-                lo, hi = quantiles.amin(dim), quantiles.amax(dim)
-                low = lo if low is None else torch.minimum(low, lo)
-                high = hi if high is None else torch.maximum(high, hi)
-            margin = torch.finfo(p.dtype).eps * (1 + torch.maximum(low.abs(), high.abs()))
-            return low - margin, high + margin
-        return bracket(self.cdf, p)
+    def _ends(self, p: Tensor) -> tuple[Tensor, Tensor]:
+        """Of normal components: between the smallest and the largest of their quantiles."""
+        z, dim = torch.special.ndtri(p), -1 - len(self.batch_shape + self.event_shape)
+        low = high = None
+        for component, z_ in self._chunks(z):
+            quantiles = component.loc + z_ * component.scale
+            lo, hi = quantiles.amin(dim), quantiles.amax(dim)
+            low = lo if low is None else torch.minimum(low, lo)
+            high = hi if high is None else torch.maximum(high, hi)
+        margin = torch.finfo(p.dtype).eps * (1 + torch.maximum(low.abs(), high.abs()))
+        return low - margin, high + margin
 
 
 class _Affine(dist.TorchDistribution):

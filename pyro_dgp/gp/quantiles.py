@@ -5,24 +5,39 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["bracket", "invert", "invert_on_lattice"]
+__all__ = ["bracket", "invert", "invert_on_lattice", "invert_smooth"]
 
 
-def bracket(cdf: Callable[[Tensor], Tensor], p: Tensor) -> tuple[Tensor, Tensor]:
-    """Ends with cdf(low) <= p <= cdf(high), by doubling from -1 and 1."""
+def bracket(
+    cdf: Callable[[Tensor], Tensor],
+    p: Tensor,
+    at: Tensor | float = 0.0,
+    width: Tensor | float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """Ends with cdf(low) <= p <= cdf(high), by doubling their distance from ``at``.
+
+    :param cdf: Elementwise.
+    :param torch.Tensor p: Probabilities.
+    :param at: Where to start.
+    :param width: The first distance from there.
+    """
     ends, largest = [], torch.finfo(p.dtype).max / 4
+    at, width = (
+        torch.as_tensor(v, dtype=p.dtype, device=p.device).expand_as(p) for v in (at, width)
+    )
     for sign in (-1.0, 1.0):
-        end = torch.full_like(p, sign)
+        distance = width
         for _ in range(200):
+            end = (at + sign * distance).clamp(-largest, largest)
             short = (cdf(end) - p) * sign < 0
             if not bool(short.any()):
                 break
-            end = torch.where(short, 2 * end, end).clamp(-largest, largest)
+            distance = torch.where(short, 2 * distance, distance)
         ends.append(end)
     return ends[0], ends[1]
 
 
-def invert(
+def invert_smooth(
     cdf: Callable[[Tensor], Tensor], density: Callable[[Tensor], Tensor], p: Tensor,
     low: Tensor, high: Tensor, smallest: Tensor,
 ) -> Tensor:  # fmt: skip
@@ -42,16 +57,56 @@ def invert(
         error = cdf(x) - p
         low, high = torch.where(error < 0, x, low), torch.where(error < 0, high, x)
         # What has converged stays, or rounding would send it back into the bracket.
-        exact = error.abs() <= 4 * eps * p
-        done |= exact | (high - low <= 4 * eps * torch.maximum(x.abs(), smallest))
+        done |= (error.abs() <= 4 * eps * p) | (
+            high - low <= 4 * eps * torch.maximum(x.abs(), smallest)
+        )
         if bool(done.all()):
             break
         newton = x - error / density(x)
         # Where Newton leaves the bracket (also by a density that underflows), bisect.
         inside = (newton >= low) & (newton <= high)
         x = torch.where(done, x, torch.where(inside, newton, 0.5 * (low + high)))
+    return x
+
+
+def invert(
+    cdf: Callable[[Tensor], Tensor], p: Tensor, low: Tensor, high: Tensor, tolerance: float = 0.0
+) -> Tensor:
+    """The smallest x with cdf(x) >= p, to rounding: inverse quadratic steps, or bisection.
+
+    Source: Chandrupatla (1997), "A new hybrid quadratic/bisection algorithm for finding the zero of
+    a nonlinear function without using derivatives".
+
+    :param cdf: Elementwise; it may jump.
+    :param torch.Tensor p: Probabilities.
+    :param torch.Tensor low: Where the cdf is at most p, the same shape.
+    :param torch.Tensor high: Where it is at least p.
+    :param float tolerance: Of probabilities, where less than rounding will do.
+    """
+    eps, tiny = torch.finfo(p.dtype).eps, torch.finfo(p.dtype).tiny
+    x1, x2 = low, high
+    f1, f2 = cdf(low) - p, cdf(high) - p
+    t = torch.full_like(p, 0.5)
+    for _ in range(200):
+        x = x1 + t * (x2 - x1)
+        f = cdf(x) - p
+        same = (f < 0) == (f1 < 0)
+        x3, f3 = torch.where(same, x1, x2), torch.where(same, f1, f2)
+        x2, f2 = torch.where(same, x2, x1), torch.where(same, f2, f1)
+        x1, f1 = x, f
+        exact = f1.abs() <= torch.clamp(4 * eps * p, min=tolerance)
+        share = 2 * eps * torch.minimum(x1.abs(), x2.abs()).clamp_min(tiny) / (x2 - x1).abs()
+        done = exact | ~(share < 0.5)
+        if bool(done.all()):
+            break
+        xi, phi = (x1 - x2) / (x3 - x2), (f1 - f2) / (f3 - f2)
+        quadratic = f1 / (f1 - f2) * f3 / (f3 - f2)
+        quadratic = quadratic - (x3 - x1) / (x2 - x1) * f1 / (f3 - f1) * f2 / (f2 - f3)
+        good = (phi.square() < xi) & ((1 - phi).square() < 1 - xi) & quadratic.isfinite()
+        t = torch.where(good, quadratic, 0.5).clamp(share.clamp_max(0.5), 1 - share.clamp_max(0.5))
+        t = torch.where(done, 0.0, t)  # what has converged stays
     # At a jump, the end at which enough probability has come.
-    return torch.where(exact, x, high)
+    return torch.where(exact, x1, torch.maximum(x1, x2))
 
 
 def invert_on_lattice(
