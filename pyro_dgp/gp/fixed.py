@@ -50,7 +50,10 @@ def fixed_copy(module: nn.Module, generator: torch.Generator | None = None) -> n
     """
 
     def read(part: PyroModule) -> dict[str, Tensor]:
-        values = {n: _stored(part, n, p).detach().clone() for n, p in part._parameters.items()}
+        values = {
+            n: p if p is None else _stored(part, n, p).detach().clone()
+            for n, p in part._parameters.items()
+        }
         for name, (constraint, _) in part._pyro_params.items():
             values[name] = transform_to(constraint)(values[f"{name}_unconstrained"])
         return values | {name: _draw(part, name, values, generator) for name in part._pyro_samples}

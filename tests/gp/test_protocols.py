@@ -392,6 +392,14 @@ def test_fixed_hyperparameters_are_draws_from_their_guide(autoguide):
     assert kernel.mode == "model"
 
 
+def test_a_parameter_may_be_taken_away():
+    X, y = data()
+    dgp = LatentDGP.from_data(X, y, num_inducing=M, likelihood="heteroscedastic")
+    dgp.likelihood.intercept = None
+    DRegIWELBO(K=2).loss_and_grads(dgp.model, dgp.guide, X, y)
+    assert dgp.predict(X, 2).log_prob(y).isfinite().all()
+
+
 def test_a_likelihoods_prior_is_drawn_for_every_component():
     dgp, X, y = with_priors()
     p = dgp.predict(X, 6)

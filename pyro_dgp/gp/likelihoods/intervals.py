@@ -60,7 +60,9 @@ class Rounded(Likelihood):
 
     @classmethod
     def for_targets(cls, y: Tensor) -> "Rounded":
-        """The widest lattice that the targets lie on, up to rounding; f starts from their mean.
+        """The widest lattice that the targets lie on, up to rounding.
+
+        f starts from the targets' mean, and s from half their standard deviation.
 
         :raises ValueError: If there is none with 20 points or fewer between the two closest
             targets.
@@ -77,7 +79,8 @@ class Rounded(Likelihood):
             width = (k @ offsets) / (k @ k)
             if bool(((offsets - k * width).abs() < 1e-4 * width + rounding).all()):
                 loc = y.double().mean(0).to(torch.get_default_dtype())
-                return cls(width.item(), values[0].item(), loc=loc, event_dim=y.dim() - 1)
+                scale = max(0.5 * y.double().std().item(), 0.01 * width.item())
+                return cls(width.item(), values[0].item(), scale, loc, y.dim() - 1)
         raise ValueError(
             f"Rounded found no lattice: the {len(values)} different targets, the closest two "
             f"{gaps.min():g} apart, are no multiples of one width. Give Rounded(width, origin), or "
