@@ -34,7 +34,7 @@ class _Classes(Likelihood):
     @classmethod
     def for_targets(cls, y: Tensor) -> "Likelihood":
         """As many classes as the largest target says, with their shares of the targets."""
-        cls(2).check_targets(y, at_least_two=False)
+        cls(2).refuse(y, ~constraints.nonnegative_integer.check(y), "classes 0, 1, 2, ...")
         num_classes = max(2, int(y.max()) + 1)
         if num_classes > _MOST_CLASSES:
             raise ValueError(
@@ -51,15 +51,6 @@ class _Classes(Likelihood):
     @property
     def accepts(self) -> str:
         return f"classes 0 to {self.num_classes - 1}"
-
-    def check_targets(self, y: Tensor, at_least_two: bool = True) -> None:
-        """
-        :raises ValueError: If a target is no class.
-        """
-        if at_least_two:
-            super().check_targets(y)
-        else:
-            self.refuse(y, ~constraints.nonnegative_integer.check(y), "classes 0, 1, 2, ...")
 
 
 class Categorical(_Classes):
