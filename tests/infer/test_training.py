@@ -65,6 +65,33 @@ def test_batches_are_shuffled_passes_end_to_end():
     assert all(a.equal(b) for (a, _), (b, _) in zip(batches, again, strict=False))
 
 
+def test_rows_are_drawn_in_proportion_to_their_weights():
+    weights = torch.tensor([0.0, 1.0, 2.5, 0.5, 0.0, 4.0, 0.0])
+    share = 7 * weights / weights.sum()
+    for batch_size in (3, 7, None):
+        stream = minibatches((torch.arange(7),), batch_size, seed=0, weights=weights)
+        rows = torch.cat([rows for (rows,) in islice(stream, 7000 // (batch_size or 7))])[:6993]
+        counts = torch.stack([torch.bincount(r, minlength=7) for r in rows.split(7)])
+        # In every pass a row is there a whole number of times next to its share.
+        assert bool(((counts - share).abs() < 1).all())
+        assert torch.allclose(counts.double().mean(0), share.double(), atol=4 * 0.5 / 999**0.5)
+    # Alike, they are passes through all rows.
+    stream = minibatches((torch.arange(7),), 7, seed=1, weights=torch.full((7,), 0.3))
+    rows = next(stream)[0], next(stream)[0]
+    assert all(r.sort().values.equal(torch.arange(7)) for r in rows)
+    assert not rows[0].equal(rows[1])
+
+
+@pytest.mark.parametrize(
+    ("weights", "match"),
+    [([1.0] * 9, "one per row"), ([-1.0] + [1.0] * 9, "non-negative"), ([0.0] * 10, "not all 0"),
+     ([float("nan")] * 10, "non-negative and finite")],
+)  # fmt: skip
+def test_bad_weights(weights, match):
+    with pytest.raises(ValueError, match=match):
+        run(weights=torch.tensor(weights))
+
+
 @pytest.mark.parametrize("batch_size", [None, 10, 99])
 def test_all_rows_at_once(batch_size):
     stream = minibatches((Y,), batch_size, seed=0)

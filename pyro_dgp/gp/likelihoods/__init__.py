@@ -8,7 +8,7 @@ from pyro_dgp.gp.likelihoods.counts import NegativeBinomial, Poisson
 from pyro_dgp.gp.likelihoods.gaussian import ExpectedNormal, GaussianLikelihood
 from pyro_dgp.gp.likelihoods.heteroscedastic import HeteroscedasticGaussian
 from pyro_dgp.gp.likelihoods.intervals import Rounded
-from pyro_dgp.gp.likelihoods.named import LIKELIHOODS, likelihood_for
+from pyro_dgp.gp.likelihoods.named import LIKELIHOODS, described, likelihood_for, rebuilt
 from pyro_dgp.gp.likelihoods.positive import Gamma, LogNormal
 from pyro_dgp.gp.likelihoods.proportions import Beta
 from pyro_dgp.gp.likelihoods.quadrature import Bends
@@ -36,5 +36,7 @@ __all__ = [
     "StudentT",
     "ZeroInflated",
     "check_likelihood",
+    "described",
     "likelihood_for",
+    "rebuilt",
 ]

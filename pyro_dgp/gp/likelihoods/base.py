@@ -57,6 +57,9 @@ class Likelihood(pyro.contrib.gp.likelihoods.likelihood.Likelihood):
     #: Names of what the likelihood takes per row beside y, and those of them that it needs.
     covariates: tuple[str, ...] = ()
     needed: tuple[str, ...] = ()
+    #: Names of arguments of the constructor that training does not change, beside ``event_dim``;
+    #: attributes of the same names keep them.
+    fixed: tuple[str, ...] = ()
 
     def __init__(self, event_dim: int = 0, intercept: Tensor | None = None) -> None:
         super().__init__()
@@ -73,6 +76,10 @@ class Likelihood(pyro.contrib.gp.likelihoods.likelihood.Likelihood):
         :raises ValueError: If they are none that it accepts.
         """
         return cls(event_dim=y.dim() - 1)
+
+    def settings(self) -> dict:
+        """The arguments that training does not change; with the parameters, all that it is."""
+        return {name: getattr(self, name) for name in ("event_dim", *self.fixed)}
 
     # What a likelihood of one's own may say
 

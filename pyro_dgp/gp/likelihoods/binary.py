@@ -32,6 +32,7 @@ class Bernoulli(Likelihood):
     """
 
     discrete = True
+    fixed = ("link",)
     support = constraints.boolean
     accepts = "targets 0 and 1"
 

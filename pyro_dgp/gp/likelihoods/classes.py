@@ -26,6 +26,7 @@ _MOST_CLASSES = 10_000
 
 class _Classes(Likelihood):
     discrete = True
+    fixed = ("num_classes",)
 
     def __init__(self, num_classes: int, event_dim: int, intercept: Tensor | None) -> None:
         super().__init__(event_dim, intercept)

@@ -32,6 +32,7 @@ class HeteroscedasticGaussian(Likelihood):
     """
 
     num_functions = 2
+    fixed = ("noise_scale",)
 
     def __init__(
         self, noise_variance: float = 0.05, noise_scale: float = 0.25, event_dim: int = 0

@@ -37,6 +37,7 @@ class Rounded(Likelihood):
     """
 
     discrete = True
+    fixed = ("width", "origin")
 
     def __init__(
         self,

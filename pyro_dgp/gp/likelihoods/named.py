@@ -14,7 +14,7 @@ from pyro_dgp.gp.likelihoods.proportions import Beta
 from pyro_dgp.gp.likelihoods.student_t import StudentT
 from pyro_dgp.gp.likelihoods.zero_inflated import ZeroInflated
 
-__all__ = ["LIKELIHOODS", "likelihood_for"]
+__all__ = ["LIKELIHOODS", "described", "likelihood_for", "rebuilt"]
 
 #: Likelihoods by their names in configurations and on the command line.
 LIKELIHOODS: dict[str, type[Likelihood]] = {
@@ -54,3 +54,36 @@ def likelihood_for(y: Tensor, likelihood: Likelihood | type[Likelihood] | str) -
         return likelihood.for_targets(y)
     check_likelihood(likelihood)
     return likelihood
+
+
+def described(likelihood: Likelihood) -> dict:
+    """A likelihood's name and settings as plain data, of which :func:`rebuilt` makes it again.
+
+    :raises ValueError: If it is none of :data:`LIKELIHOODS`.
+    """
+    names = [name for name, cls in LIKELIHOODS.items() if type(likelihood) is cls]
+    if not names:
+        raise ValueError(
+            f"{type(likelihood).__name__} is none of the likelihoods that have a name "
+            f"({', '.join(LIKELIHOODS)}), so that a file cannot say what it is."
+        )
+    settings = likelihood.settings()
+    return {"name": names[0]} | {
+        key: described(value) if isinstance(value, Likelihood) else value
+        for key, value in settings.items()
+    }
+
+
+def rebuilt(description: dict) -> Likelihood:
+    """The likelihood of :func:`described`; its parameters are to be loaded.
+
+    :raises ValueError: If it describes none.
+    """
+    settings = {
+        key: rebuilt(value) if isinstance(value, dict) else value
+        for key, value in description.items()
+    }
+    name = settings.pop("name", None)
+    if name not in LIKELIHOODS:
+        raise ValueError(f"There is no likelihood '{name}'.")
+    return LIKELIHOODS[name](**settings)

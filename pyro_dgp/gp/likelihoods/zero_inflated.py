@@ -44,6 +44,9 @@ class ZeroInflated(Likelihood):
         self.likelihood = likelihood
         self._filler = _accepted(likelihood, self.value)
 
+    def settings(self) -> dict:
+        return {"likelihood": self.likelihood, "value": self.value}
+
     @classmethod
     def for_targets(cls, y: Tensor) -> "ZeroInflated":
         """At the most frequent target, over Gaussian noise of varying variance."""

@@ -1,5 +1,6 @@
 """Which targets, covariates and arguments likelihoods take, and how they start from targets."""
 
+import json
 import re
 
 import pytest
@@ -172,6 +173,26 @@ def test_a_likelihood_starts_from_its_targets_and_takes_them(name, columns):
     predicted = likelihood.predictive(f_loc, f_var, **given)
     assert predicted.batch_shape == y.shape
     assert predicted.sample().shape == y.shape
+
+
+@pytest.mark.parametrize("columns", [0, 2])
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_likelihood_is_made_again_from_plain_data(name, columns):
+    y = TARGETS[name].to(torch.get_default_dtype())
+    likelihood = lik.LIKELIHOODS[name].for_targets(torch.stack([y, y], -1) if columns else y)
+    text = json.dumps(lik.described(likelihood))
+    again = lik.rebuilt(json.loads(text))
+    assert type(again) is type(likelihood)
+    assert again.event_dim == likelihood.event_dim
+    assert again.state_dict().keys() == likelihood.state_dict().keys()
+    assert json.dumps(lik.described(again)) == text
+
+
+def test_what_has_no_name_cannot_be_described():
+    with pytest.raises(ValueError, match="Laplace is none of the likelihoods that have a name"):
+        lik.described(Laplace())
+    with pytest.raises(ValueError, match="no likelihood 'cauchy'"):
+        lik.rebuilt({"name": "cauchy"})
 
 
 def _start(name):
