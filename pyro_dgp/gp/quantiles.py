@@ -53,19 +53,22 @@ def invert_smooth(
     x = 0.5 * (low + high)
     eps = torch.finfo(p.dtype).eps
     done = torch.zeros_like(x, dtype=torch.bool)
+    before = torch.full_like(x, torch.inf)
     for _ in range(200):
         error = cdf(x) - p
         low, high = torch.where(error < 0, x, low), torch.where(error < 0, high, x)
         # What has converged stays, or rounding would send it back into the bracket.
-        done |= (error.abs() <= 4 * eps * p) | (
+        done |= (error.abs() <= 4 * eps * p.clamp_min(0.25)) | (
             high - low <= 4 * eps * torch.maximum(x.abs(), smallest)
         )
         if bool(done.all()):
             break
         newton = x - error / density(x)
-        # Where Newton leaves the bracket (also by a density that underflows), bisect.
-        inside = (newton >= low) & (newton <= high)
-        x = torch.where(done, x, torch.where(inside, newton, 0.5 * (low + high)))
+        # Where Newton leaves the bracket (also by a density that underflows), or goes to and fro
+        # about a narrow component, bisect.
+        good = (newton >= low) & (newton <= high) & (error.abs() < 0.5 * before)
+        before = torch.where(good, error.abs(), torch.inf)
+        x = torch.where(done, x, torch.where(good, newton, 0.5 * (low + high)))
     return x
 
 

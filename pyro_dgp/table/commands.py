@@ -41,7 +41,7 @@ def add_fit(commands) -> None:
         "targets)",
     )
     fit.add_argument(
-        "--steps", type=int, default=None, help="most training steps (default 4000 or 8000)"
+        "--steps", type=int, default=None, help="most training steps (default 2000 or 4000)"
     )
     fit.add_argument("--layers", type=int, default=2, help="number of GP layers (default 2)")
     fit.add_argument("--dtype", choices=("float32", "float64"), default="float32")
@@ -140,7 +140,7 @@ def _fit(args: argparse.Namespace) -> int:
         step = model.validation_steps_[model.validation_crps_.argmin()]
         best = f" as it was after {step} steps, when its CRPS on validation rows was best"
     print(f"model  {output}{best}")
-    for leftover in (checkpoint, partial):
+    for leftover in (*model.checkpoints(), partial):
         leftover.unlink(missing_ok=True)
     return 0
 

@@ -1,104 +1,392 @@
-"""Held-out CRPS and log-likelihood of LatentDGPRegressor beside NGBoost, on the paper's data sets.
+"""Predictive distributions on the UCI sets' published splits, beside other packages'.
 
-python -m tests.benchmarks.densities out.csv [--splits 3] [--sets forest ...] [--models dgp]
+python -m tests.benchmarks.densities out.csv [--splits 5] [--sets forest ...] [--methods ngboost]
+python -m tests.benchmarks.densities out.csv [more.csv ...] --table    of the rows there are
 
-Default settings of the regressor. NGBoost has normal densities, at most 2000 rounds, and stops
-early on the same share of the rows. All on the scale of the published splits (targets of standard
-deviation 1). Rows that ``out.csv`` has already are not computed again; a table of means and ratios
-ends the run. Needs ``pip install ngboost`` for that half.
+A row of metrics for each set, split and method, on the scale of ``datasets.load`` (targets have
+standard deviation 1 over all rows), is appended to ``out.csv``; rows that one of the files has are
+not computed again. The table has mean CRPS and ranks. Everything is seeded by the split and runs on
+one thread (set ``OMP_NUM_THREADS=1``); a method that fails leaves no row. The other packages:
+
+pip install quantile-forest catboost ngboost treeffuser scikit-learn
 """
 
 import argparse
 import csv
+import importlib
 import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
-import torch
+from scipy.special import ndtr, ndtri
 
 from pyro_dgp.experiments import datasets
-from pyro_dgp.gp import PredictiveMixture
+from pyro_dgp.experiments.datasets import Split
 from pyro_dgp.sklearn import LatentDGPRegressor
 
-SETS = ("forest", "solar", "winered", "winewhite", "power", "pol")
-COLUMNS = ("set", "split", "model", "crps", "log_likelihood", "rmse", "seconds", "steps")
+# By number of rows: from 23 to 15000.
+SETS = (
+    "challenger", "fertility", "autos", "servo", "breastcancer", "yacht", "boston", "forest",
+    "energy", "concrete", "solar", "winered", "winewhite", "kin8nm", "power", "naval", "pol",
+)  # fmt: skip
+METRICS = ("crps", "log_likelihood", "rmse", "coverage", "width", "pit_distance", "seconds")
+COLUMNS = ("set", "split", "method", *METRICS)
+# Targets this near to a predicted atom are on it: CatBoost's quantiles of equal targets are 1e-6
+# off, float32 predictions 1e-7.
+TIE = 1e-5
 
 
-def dgp(data, seed):
-    model = LatentDGPRegressor(random_state=seed).fit(data.X_train, data.y_train)
+# Predictions
+
+
+class Prediction(Protocol):
+    """A distribution for each of N test rows."""
+
+    def mean(self) -> np.ndarray:
+        """[N]."""
+
+    def crps(self, y: np.ndarray) -> np.ndarray:
+        """[N]."""
+
+    def log_density(self, y: np.ndarray) -> np.ndarray | None:
+        """[N]; None for a method without a density."""
+
+    def quantile(self, p: float) -> np.ndarray:
+        """[N]."""
+
+    def pit(self, y: np.ndarray, u: np.ndarray) -> np.ndarray:
+        """[N]: F(y-) + u (F(y) - F(y-)), uniform also where there are atoms, if u is."""
+
+
+@dataclass(frozen=True)
+class Normal:
+    """Normal distributions: ``loc`` and ``scale`` [N]."""
+
+    loc: np.ndarray
+    scale: np.ndarray
+
+    def mean(self):
+        return self.loc
+
+    def crps(self, y):
+        z = (y - self.loc) / self.scale
+        density = np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi)
+        return self.scale * (z * (2 * ndtr(z) - 1) + 2 * density - 1 / np.sqrt(np.pi))
+
+    def log_density(self, y):
+        z = (y - self.loc) / self.scale
+        return -0.5 * z**2 - np.log(self.scale) - 0.5 * np.log(2 * np.pi)
+
+    def quantile(self, p):
+        return self.loc + self.scale * ndtri(p)
+
+    def pit(self, y, u):
+        return ndtr((y - self.loc) / self.scale)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The empirical distributions of ``draws`` [N, S]."""
+
+    draws: np.ndarray
+
+    def mean(self):
+        return self.draws.mean(1)
+
+    def crps(self, y):
+        """E|X - y| - E|X - X'| / 2, exactly."""
+        draws = np.sort(self.draws, 1)
+        size = draws.shape[1]
+        weights = (2 * np.arange(size) - size + 1) / size**2
+        return np.abs(draws - y[:, None]).mean(1) - draws @ weights
+
+    def log_density(self, y):
+        return None
+
+    def quantile(self, p):
+        return np.quantile(self.draws, p, axis=1)
+
+    def pit(self, y, u):
+        below = (self.draws < y[:, None] - TIE).mean(1)
+        return below + u * ((self.draws <= y[:, None] + TIE).mean(1) - below)
+
+
+@dataclass(frozen=True)
+class Quantiles:
+    """Quantiles ``values`` [N, Q], ascending, of the ``levels`` [Q]; linear between them."""
+
+    levels: np.ndarray
+    values: np.ndarray
+
+    def mean(self):
+        return self.values.mean(1)
+
+    def crps(self, y):
+        """Twice the mean pinball loss."""
+        error = y[:, None] - self.values
+        return 2 * np.maximum(self.levels * error, (self.levels - 1) * error).mean(1)
+
+    def log_density(self, y):
+        return None
+
+    def quantile(self, p):
+        return np.array([np.interp(p, self.levels, row) for row in self.values])
+
+    def pit(self, y, u):
+        """Equal values are an atom; beyond the outer ones, F is uniform on what remains."""
+        bounds = np.empty((len(y), 2))
+        last = len(self.levels) - 1
+        for i, (target, row) in enumerate(zip(y, self.values, strict=True)):
+            first = np.searchsorted(row, target - TIE, "left")  # the first not below
+            after = np.searchsorted(row, target + TIE, "right")  # the first above
+            if 0 < first == after <= last:
+                bounds[i] = np.interp(
+                    target, row[first - 1 : first + 1], self.levels[first - 1 : first + 1]
+                )
+            else:
+                bounds[i, 0] = 0 if first == 0 else self.levels[min(first, last)]
+                bounds[i, 1] = 1 if after > last else self.levels[max(after - 1, 0)]
+        return bounds[:, 0] + u * (bounds[:, 1] - bounds[:, 0])
+
+
+def metrics(prediction: Prediction, y: np.ndarray) -> dict[str, float | str]:
+    """Means over the test rows; of the central 90% interval, the share inside and the width."""
+    low, high = prediction.quantile(0.05), prediction.quantile(0.95)
+    log_density = prediction.log_density(y)
+    pit = np.sort(prediction.pit(y, np.random.default_rng(0).random(len(y))))
+    steps = np.arange(len(y) + 1) / len(y)
     return {
-        "crps": model.crps(data.X_test, data.y_test).mean(),
-        "log_likelihood": model.log_density(data.X_test, data.y_test).mean(),
-        "rmse": np.sqrt(np.mean((model.predict(data.X_test) - data.y_test) ** 2)),
-        "steps": len(model.history_.losses),
+        "crps": prediction.crps(y).mean(),
+        "log_likelihood": "" if log_density is None else log_density.mean(),
+        "rmse": np.sqrt(np.mean((prediction.mean() - y) ** 2)),
+        "coverage": np.mean((low - TIE <= y) & (y <= high + TIE)),
+        "width": np.mean(high - low),
+        "pit_distance": max(np.max(steps[1:] - pit), np.max(pit - steps[:-1])),
     }
 
 
-def ngboost(data, seed):
+# Methods
+
+
+def held_out(data: Split, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Training rows to stop early on, a tenth, and the others."""
+    rows = np.random.default_rng(seed).permutation(len(data.X_train))
+    return tuple(np.split(rows, [max(1, len(rows) // 10)]))
+
+
+def quantile_forest(data: Split, seed: int) -> Prediction:
+    from quantile_forest import RandomForestQuantileRegressor
+
+    levels = np.arange(1, 100) / 100
+    model = RandomForestQuantileRegressor(500, min_samples_leaf=5, random_state=seed, n_jobs=1)
+    model.fit(data.X_train, data.y_train)
+    return Quantiles(levels, model.predict(data.X_test, quantiles=list(levels)))
+
+
+def catboost(data: Split, seed: int, **options) -> np.ndarray:
+    from catboost import CatBoostRegressor
+
+    stop, fit = held_out(data, seed)
+    model = CatBoostRegressor(
+        random_seed=seed, thread_count=1, verbose=0, allow_writing_files=False, **options
+    )
+    model.fit(
+        data.X_train[fit], data.y_train[fit], eval_set=(data.X_train[stop], data.y_train[stop])
+    )
+    return model.predict(data.X_test, thread_count=1)
+
+
+def catboost_quantiles(data: Split, seed: int) -> Prediction:
+    levels = np.linspace(0.025, 0.975, 20)
+    loss = "MultiQuantile:alpha=" + ",".join(f"{level:.3f}" for level in levels)
+    values = catboost(data, seed, loss_function=loss, iterations=2000, early_stopping_rounds=50)
+    return Quantiles(levels, np.sort(values, 1))  # they may cross
+
+
+def catboost_uncertainty(data: Split, seed: int) -> Prediction:
+    moments = catboost(
+        data, seed, loss_function="RMSEWithUncertainty", iterations=3000, early_stopping_rounds=100
+    )
+    return Normal(moments[:, 0], np.sqrt(np.maximum(moments[:, 1], 1e-12)))
+
+
+def ngboost(data: Split, seed: int) -> Prediction:
     from ngboost import NGBRegressor
 
-    rows = np.random.default_rng(seed).permutation(len(data.X_train))
-    held_out, train = np.split(rows, [len(rows) // 10])
+    stop, fit = held_out(data, seed)
     model = NGBRegressor(n_estimators=2000, random_state=seed, verbose=False).fit(
-        data.X_train[train], data.y_train[train], X_val=data.X_train[held_out],
-        Y_val=data.y_train[held_out], early_stopping_rounds=50,
+        data.X_train[fit], data.y_train[fit], X_val=data.X_train[stop], Y_val=data.y_train[stop],
+        early_stopping_rounds=50,
     )  # fmt: skip
-    p = model.pred_dist(data.X_test)
-    normal = PredictiveMixture(
-        torch.distributions.Normal(torch.as_tensor(p.loc)[None], torch.as_tensor(p.scale)[None])
-    )
-    target = torch.as_tensor(data.y_test)
-    return {
-        "crps": normal.crps(target).mean().item(),
-        "log_likelihood": normal.log_prob(target).mean().item(),
-        "rmse": np.sqrt(np.mean((p.loc - data.y_test) ** 2)),
-        "steps": model.best_val_loss_itr or 2000,
-    }
+    found = model.pred_dist(data.X_test)  # with all rounds, which is its default
+    return Normal(found.loc, found.scale)
+
+
+def treeffuser(data: Split, seed: int) -> Prediction:
+    from treeffuser import Treeffuser
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # float32, names of features, deprecations
+        model = Treeffuser(seed=seed, n_jobs=1, verbose=-1).fit(data.X_train, data.y_train)
+        # 50 steps are the default from 0.2.0 on. In one go, as each batch of a seeded sample would
+        # start from the same noise.
+        draws = model.sample(data.X_test, 200, n_parallel=200, n_steps=50, seed=seed)
+    return Sample(np.asarray(draws, float).reshape(200, -1).T)
+
+
+def extra_trees(data: Split, seed: int) -> Prediction:
+    from sklearn.ensemble import ExtraTreesRegressor
+
+    model = ExtraTreesRegressor(300, bootstrap=True, random_state=seed, n_jobs=1)
+    model.fit(data.X_train, data.y_train)
+    return Sample(np.stack([tree.predict(data.X_test) for tree in model.estimators_], 1))
+
+
+@dataclass
+class Fitted:
+    """A fitted :class:`LatentDGPRegressor` at test inputs [N, D].
+
+    A rounded target's probabilities count as densities, spread evenly over the lattice's step.
+    """
+
+    model: LatentDGPRegressor
+    X: np.ndarray
+
+    def mean(self):
+        return self.model.predict(self.X)
+
+    def crps(self, y):
+        return self.model.crps(self.X, y)
+
+    def log_density(self, y):
+        lattice = self.model.predictive(self.X[:1]).lattice
+        return self.model.log_density(self.X, y) - (np.log(lattice[1]) if lattice else 0.0)
+
+    def quantile(self, p):
+        return self.model.predict_quantiles(self.X, [p])[:, 0]
+
+    def pit(self, y, u):
+        below, at = (self.model.cdf(self.X, y + shift) for shift in (-TIE, TIE))
+        return below + u * (at - below)
+
+
+def latent_dgp(**options) -> Callable[[Split, int], Prediction]:
+    """Default settings but for ``options``."""
+
+    def predicted(data: Split, seed: int) -> Prediction:
+        model = LatentDGPRegressor(random_state=seed, **options)
+        return Fitted(model.fit(data.X_train, data.y_train), data.X_test)
+
+    return predicted
+
+
+METHODS: dict[str, Callable[[Split, int], Prediction]] = {
+    "pyro_dgp": latent_dgp(),
+    "pyro_dgp, no pool": latent_dgp(pool=False),
+    "pyro_dgp, no trees": latent_dgp(features=None),
+    "pyro_dgp, one noise variance": latent_dgp(likelihood="gaussian"),
+    "quantile-forest": quantile_forest,
+    "catboost-quantiles": catboost_quantiles,
+    "catboost-uncertainty": catboost_uncertainty,
+    "ngboost": ngboost,
+    "treeffuser": treeffuser,
+    "extra-trees": extra_trees,
+}
+# Imported before the clock starts.
+PACKAGES = {
+    "quantile-forest": "quantile_forest",
+    "catboost-quantiles": "catboost",
+    "catboost-uncertainty": "catboost",
+    "ngboost": "ngboost",
+    "treeffuser": "treeffuser",
+    "extra-trees": "sklearn.ensemble",
+}
+
+
+# Rows
+
+
+def read(paths: list[Path]) -> list[dict[str, str]]:
+    rows = []
+    for path in paths:
+        if path.exists():
+            with path.open(newline="") as file:
+                rows += csv.DictReader(file)
+    return rows
+
+
+def append(path: Path, row: dict) -> None:
+    row = {key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()}
+    print(*row.values(), flush=True)
+    new = not path.exists() or path.stat().st_size == 0
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        if new:
+            writer.writeheader()
+        writer.writerow(row)
+
+
+def run(name: str, split: int, method: str, data: Split) -> dict:
+    """One row; fits and predicts."""
+    if method in PACKAGES:
+        importlib.import_module(PACKAGES[method])
+    start = time.perf_counter()
+    prediction = METHODS[method](data, split)
+    seconds = time.perf_counter() - start
+    found = metrics(prediction, data.y_test)
+    return {"set": name, "split": split, "method": method, **found, "seconds": seconds}
+
+
+def table(rows: list[dict[str, str]], sets: list[str], methods: list[str]) -> str:
+    """Mean CRPS over the splits that all methods have, of sets with any, and mean ranks."""
+    crps = {(row["set"], int(row["split"]), row["method"]): float(row["crps"]) for row in rows}
+    methods = [method for method in methods if any(method == key[2] for key in crps)]
+    lines = ["| | splits | " + " | ".join(methods) + " |", "|" + "---|" * (len(methods) + 2)]
+    ranks = []
+    for name in sets:
+        splits = sorted({key[1] for key in crps if key[0] == name})
+        splits = [s for s in splits if all((name, s, method) in crps for method in methods)]
+        if splits:
+            means = np.array(
+                [np.mean([crps[name, s, method] for s in splits]) for method in methods]
+            )
+            less, equal = (means < means[:, None]).sum(1), (means == means[:, None]).sum(1)
+            ranks.append(less + (equal + 1) / 2)
+            cells = [f"**{m:.4f}**" if m == means.min() else f"{m:.4f}" for m in means]
+            lines.append(f"| {name} | {len(splits)} | " + " | ".join(cells) + " |")
+    if ranks:
+        cells = [f"{rank:.2f}" for rank in np.mean(ranks, 0)]
+        lines.append(f"| mean rank of {len(ranks)} sets | | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("path", type=Path)
-    parser.add_argument("--splits", type=int, default=3)
-    parser.add_argument("--sets", nargs="+", default=SETS)
-    parser.add_argument("--models", nargs="+", default=("dgp", "ngboost"))
+    parser.add_argument("paths", type=Path, nargs="+", help="rows go to the first")
+    parser.add_argument("--splits", type=int, default=5)
+    parser.add_argument("--sets", nargs="+", choices=SETS, default=SETS)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--table", action="store_true", help="of the rows there are; runs nothing")
     args = parser.parse_args()
-    rows = []
-    if args.path.exists():
-        rows = list(csv.DictReader(args.path.open()))
-    done = {(row["set"], row["split"], row["model"]) for row in rows}
+    sets = sorted(args.sets, key=SETS.index)
+    rows = read(args.paths)
+    if args.table:
+        print(table([r for r in rows if int(r["split"]) < args.splits], sets, args.methods))
+        return
+    done = {(row["set"], row["split"], row["method"]) for row in rows}
     for split in range(args.splits):
-        for name in args.sets:
-            data = datasets.load(name, split)
-            for model in args.models:
-                if (name, str(split), model) in done:
-                    continue
-                start = time.perf_counter()
-                found = {"dgp": dgp, "ngboost": ngboost}[model](data, split)
-                seconds = time.perf_counter() - start
-                row = {"set": name, "split": split, "model": model, "seconds": seconds, **found}
-                rows.append({key: str(value) for key, value in row.items()})
-                print(row, flush=True)
-                with args.path.open("w", newline="") as file:
-                    writer = csv.DictWriter(file, COLUMNS)
-                    writer.writeheader()
-                    writer.writerows(rows)
-    print(
-        "| set | splits | CRPS | NGBoost | ratio | log-likelihood | NGBoost | seconds | NGBoost |"
-    )
-    print("|" + "---|" * 9)
-    for name in args.sets:
-        of = {m: [r for r in rows if (r["set"], r["model"]) == (name, m)] for m in args.models}
-        if all(of.values()) and len(of) == 2:
-            a, b = (
-                {k: np.mean([float(r[k]) for r in of[m]]) for k in COLUMNS[3:]}
-                for m in ("dgp", "ngboost")
-            )
-            print(
-                f"| {name} | {len(of['dgp'])} | {a['crps']:.4f} | {b['crps']:.4f} "
-                f"| {a['crps'] / b['crps']:.3f} | {a['log_likelihood']:.3f} "
-                f"| {b['log_likelihood']:.3f} | {a['seconds']:.0f} | {b['seconds']:.0f} |"
-            )
+        for name in sets:
+            todo = [m for m in args.methods if (name, str(split), m) not in done]
+            data = datasets.load(name, split) if todo else None
+            for method in todo:
+                try:
+                    append(args.paths[0], run(name, split, method, data))
+                except Exception as error:
+                    print(f"{name} {split} {method} failed: {error!r}", flush=True)
 
 
 if __name__ == "__main__":

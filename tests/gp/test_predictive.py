@@ -158,3 +158,13 @@ def test_float32():
     y = torch.zeros(3, dtype=torch.float32)
     for value in (m.log_prob(y), m.cdf(y), m.crps(y), m.quantile(0.5), m.sample(), m.variance):
         assert value.dtype == torch.float32
+
+
+def test_quantiles_between_wide_and_narrow_components():
+    # Newton's steps go to and fro about the narrow one.
+    loc, scale = torch.tensor([-1.0, 0.3, -0.48, 0.9]), torch.tensor([0.4, 0.4, 0.004, 0.01])
+    weights = torch.tensor([20, 20, 1, 1])
+    loc, scale = (v.repeat_interleave(weights).double()[:, None] for v in (loc, scale))
+    p = PredictiveMixture(torch.distributions.Normal(loc, scale))
+    u = torch.linspace(0.001, 0.999, 999, dtype=torch.float64)
+    assert torch.allclose(p.cdf(p.quantile(u)).squeeze(-1), u, atol=1e-12)

@@ -52,7 +52,7 @@ def test_an_interrupted_fit_leaves_an_earlier_model_alone(fitted, capsys, ctrl_c
     capsys.readouterr()
     assert main(command) == 0
     assert "for 5 steps\nmodel  " in capsys.readouterr().out
-    assert len(steps) == 5
+    assert len(steps) == 5 + 4 * 2  # those of the folds, too
     assert output.read_bytes() != earlier
     assert list(tmp_path.iterdir()) == [output]
 

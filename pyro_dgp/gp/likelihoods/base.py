@@ -141,6 +141,16 @@ class Likelihood(pyro.contrib.gp.likelihoods.likelihood.Likelihood):
             lambda *f: self.conditional_log_prob(y, *f, **covariates), loc, var, bends=bends
         )
 
+    def drawn_marginal(
+        self, loc: Tensor, var: Tensor, generator: torch.Generator | None = None
+    ) -> dist.Distribution | None:
+        """A distribution in closed form whose mean over draws is the marginal; None for none.
+
+        One draw a sample, the same for all rows: among many samples it stands for quadrature.
+
+        :param torch.Tensor loc: [J, S, N(, P)].
+        """
+
     def marginal_cdf(self, y: Tensor, loc: Tensor, var: Tensor, **covariates: Tensor) -> Tensor:
         """P(target <= y), for :meth:`marginal`; needs a conditional with ``cdf``."""
         bends = None if self.num_functions > 1 else self.bends(y, **covariates)

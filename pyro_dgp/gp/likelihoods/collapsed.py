@@ -151,6 +151,11 @@ class Marginal(dist.TorchDistribution):
         with torch.no_grad():
             return self.likelihood.marginal_sample(loc, var, **given)
 
+    def drawn(self, generator: torch.Generator | None = None) -> dist.Distribution:
+        """See :meth:`~pyro_dgp.gp.Likelihood.drawn_marginal`; itself where there is none."""
+        found = self.likelihood.drawn_marginal(*self._functions(), generator=generator)
+        return self if found is None else found
+
     def _functions(self) -> tuple[Tensor, Tensor]:
         return torch.stack(self.loc), torch.stack(self.var)
 

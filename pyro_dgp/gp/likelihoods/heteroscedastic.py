@@ -72,6 +72,16 @@ class HeteroscedasticGaussian(Likelihood):
         largest = ((y - m).square() - v).clamp_min(1e-3 * v).log()
         return log_expected(log_prob, mean_g[None], var_g[None], largest)
 
+    def drawn_marginal(
+        self, loc: Tensor, var: Tensor, generator: torch.Generator | None = None
+    ) -> dist.Distribution:
+        """N(m, v + e^g) for a draw of g."""
+        (m, mean_g), (v, var_g) = loc, var
+        shape = m.shape[:1] + (1,) * (m.dim() - 1)
+        epsilon = torch.randn(shape, dtype=m.dtype, device=m.device, generator=generator)
+        variance = v + (mean_g + var_g.sqrt() * epsilon).exp()
+        return dist.Normal(m, variance.sqrt(), validate_args=False)
+
     def marginal_cdf(self, y: Tensor, loc: Tensor, var: Tensor) -> Tensor:
         return self._cdf(y, loc, var, None)
 

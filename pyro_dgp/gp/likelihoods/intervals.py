@@ -101,7 +101,7 @@ class Rounded(Likelihood):
 
     def conditional(self, f: Tensor) -> dist.Distribution:
         """The lattice's point next to N(f, s^2)."""
-        return _RoundedNormal(f, self.scale, self.width, self.origin)
+        return RoundedNormal(f, self.scale, self.width, self.origin)
 
     def conditional_log_prob(self, y: Tensor, f: Tensor) -> Tensor:
         return self.conditional(f).log_prob(y)
@@ -113,13 +113,13 @@ class Rounded(Likelihood):
     def marginal(self, loc: Tensor, var: Tensor) -> dist.Distribution:
         """The lattice's point next to N(m, v + s^2)."""
         scale = (var[0] + self.scale.square()).sqrt()
-        return _RoundedNormal(loc[0], scale, self.width, self.origin)
+        return RoundedNormal(loc[0], scale, self.width, self.origin)
 
     def lattice(self) -> tuple[float, float]:
         return self.origin, self.width
 
 
-class _RoundedNormal(dist.TorchDistribution):
+class RoundedNormal(dist.TorchDistribution):
     """The point of a lattice next to N(loc, scale^2)."""
 
     arg_constraints = {}

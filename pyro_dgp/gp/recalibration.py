@@ -1,0 +1,392 @@
+"""Predictive distributions whose distribution function is recalibrated by one number."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+
+from pyro_dgp.gp.crps import _interval, _rising, integrated_crps, summed_crps
+from pyro_dgp.gp.likelihoods.special import log_ndtr
+from pyro_dgp.gp.mixture import _MOST_LATTICE_POINTS, _TAIL, PredictiveMixture
+from pyro_dgp.gp.quantiles import bracket, invert, invert_on_lattice
+
+__all__ = ["Recalibrated", "best_exponent"]
+
+# Rows at a time, where there are hundreds of points a row.
+_ROWS = 512
+# Elements of a temporary array of scores.
+_CHUNK = 2**20
+# Moments and samples leave out what lies beyond quantiles of this probability.
+_MOMENT_TAIL = 1e-9
+# Of F, a sum of many terms, nearer to 0 or 1 than any of its errors.
+_SAFE_TAIL = 1e-12
+# Rounds of points for moments and samples.
+_ROUNDS = 3
+# How exact the probabilities of samples are.
+_SAMPLE_TOLERANCE = 1e-6
+# How far from a lattice's point a value may be, in steps.
+_OFF = 0.1
+
+
+class Recalibrated(dist.TorchDistribution):
+    r"""A predictive distribution F with another distribution function, G(F(y)).
+
+    .. math:: G(u) = \frac{u^k}{u^k + (1 - u)^k}, \qquad \mathrm{logit}\,G(u) = k\,\mathrm{logit}\,u
+
+    k > 1 sharpens a forecast that is too wide, as a mixture of calibrated forecasts is; k < 1
+    widens one. The median stays. The computations are in double precision.
+
+    Source: Ranjan and Gneiting (2010), "Combining probability forecasts", for the recalibrated
+    pool, there by a beta distribution function; Platt (1999) for this one, of which density and
+    inverse are closed, without his intercept.
+
+    :param PredictiveMixture base: F, of one target a row: batch shape [N], ``event_dim=0``.
+        Components with mass at a point off a lattice, as zero-inflated ones, are not supported.
+    :param float exponent: k.
+    :raises ValueError: If targets have a dimension of outputs, or k is not positive and finite.
+    """
+
+    arg_constraints = {}
+    has_rsample = False
+
+    def __init__(self, base: PredictiveMixture, exponent: float, validate_args=None) -> None:
+        if base.event_dim:
+            raise ValueError(
+                f"base needs one target a row, but its event shape is {tuple(base.event_shape)}."
+            )
+        if not 0 < exponent < math.inf:
+            raise ValueError(f"exponent must be positive and finite, but it is {exponent}.")
+        self.base, self.exponent = base, float(exponent)
+        super().__init__(base.batch_shape, base.event_shape, validate_args=validate_args)
+
+    @property
+    def num_components(self) -> int:
+        """Of the base."""
+        return self.base.num_components
+
+    @property
+    def support(self):
+        return self.base.support
+
+    @property
+    def lattice(self) -> tuple[float, float] | None:
+        """An origin and a step, if targets lie on origin + step k and have probabilities."""
+        return self.base.lattice
+
+    def expand(self, batch_shape, _instance=None):
+        return self._with(self.base.expand(batch_shape))
+
+    def __getitem__(self, rows) -> "Recalibrated":
+        """The distribution of some rows of the batch.
+
+        :param rows: An index into the batch's first dimension: a slice, a list or a tensor.
+        """
+        return self._with(self.base[rows])
+
+    def affine(self, loc: Tensor | float, scale: Tensor | float) -> "Recalibrated":
+        """The distribution of loc + scale y.
+
+        :param loc: A number.
+        :param scale: A positive number.
+        """
+        return self._with(self.base.affine(loc, scale))
+
+    def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> "Recalibrated":
+        """The distribution in another dtype and on a device."""
+        return self._with(self.base.to(dtype, device))
+
+    @property
+    def mean(self) -> Tensor:
+        """[N]; see :attr:`variance`."""
+        return self._moments()[0]
+
+    @property
+    def variance(self) -> Tensor:
+        """[N]; like the mean a sum over the lattice, or an integral by Simpson's rule.
+
+        For smooth F and k >= 0.5 the errors of the mean and of the standard deviation are below
+        1e-3 standard deviations, and mostly far below. Tails beyond 1e-9 are cut off.
+        """
+        return self._moments()[1]
+
+    def cdf(self, value: Tensor) -> Tensor:
+        """G(F(value)); the shape of ``value``.
+
+        :param torch.Tensor value: [..., N].
+        """
+        base = self._exact
+        return self._like_base(_recalibrated(base.cdf(value), self.exponent))
+
+    def icdf(self, value: Tensor) -> Tensor:
+        """Inverse of :meth:`cdf`: the smallest y with P(target <= y) >= value.
+
+        :param torch.Tensor value: Probabilities in (0, 1), broadcastable to [..., N].
+        :returns: The broadcast shape.
+        :raises ValueError: If a probability is not strictly between 0 and 1.
+        """
+        base = self._exact
+        p = base._tensor(value)
+        if not bool(((p > 0) & (p < 1)).all()):
+            raise ValueError("Probabilities must lie strictly between 0 and 1.")
+        u = _recalibrated(p, 1 / self.exponent)
+        # Rounding may have brought it to an end.
+        u = u.clamp(torch.finfo(u.dtype).tiny, 1 - torch.finfo(u.dtype).eps / 2)
+        return self._like_base(base.icdf(u))
+
+    def quantile(self, q: Tensor | float) -> Tensor:
+        """Quantiles.
+
+        :param q: A probability, or a tensor of probabilities of any shape.
+        :returns: ``q.shape`` + [N].
+        :raises ValueError: If a probability is not strictly between 0 and 1.
+        """
+        q = self._exact._tensor(q)
+        return self.icdf(q.reshape(q.shape + (1,) * len(self.batch_shape)))
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        r"""Log density, or log probability on a lattice.
+
+        .. math:: \log p(y) + \log k + (k - 1) (\log u + \log(1 - u))
+            - 2 \log\!\big(u^k + (1 - u)^k\big), \qquad u = F(y)
+
+        Of normal components u and 1 - u are exact however far in the tails; of others they are no
+        less than half of a double's epsilon. On a lattice, a value off it has the base's.
+
+        :param torch.Tensor value: [..., N].
+        :returns: [..., N].
+        """
+        if self._validate_args:
+            self._validate_sample(value)
+        base = self._exact
+        y = base._tensor(value)
+        if self.lattice is not None:
+            return self._like_base(self._log_probability(base, y))
+        k, (below, above) = self.exponent, _log_tails(base, y)
+        log_slope = math.log(k) + (k - 1) * (below + above)
+        log_slope = log_slope - 2 * torch.logaddexp(k * below, k * above)
+        return self._like_base(base.log_prob(y) + log_slope)
+
+    def crps(self, value: Tensor) -> Tensor:
+        """Continuous ranked probability score; smaller is better.
+
+        By an integral over the distribution function, or by a sum on a lattice.
+
+        :param torch.Tensor value: [..., N].
+        :returns: [..., N], in units of ``value``.
+        """
+        if self._validate_args:
+            self._validate_sample(value)
+        exact = self._with(self._exact)
+        y = exact.base._tensor(value)
+        y = y.expand(torch.broadcast_shapes(y.shape, self.batch_shape))
+        return self._like_base(exact._by_rows(_crps, y))
+
+    @torch.no_grad()
+    def sample(self, sample_shape=()) -> Tensor:
+        """``sample_shape`` + [N]: quantiles of uniform numbers, exact to a millionth."""
+        shape = torch.Size(sample_shape) + self.batch_shape
+        p = torch.rand(shape, dtype=torch.float64).to(self.base._tensor(0.0).device)
+        return self._like_base(self._with(self._exact)._by_rows(_quantiles, p))
+
+    @property
+    def _exact(self) -> PredictiveMixture:
+        """The base in double precision, as G stretches F where it is nearly 1."""
+        like = self.base._tensor(0.0)
+        double = like.dtype == torch.float64
+        return self.base if double else self.base.to(torch.float64, like.device)
+
+    def _like_base(self, value: Tensor) -> Tensor:
+        return value.to(self.base._tensor(0.0).dtype)
+
+    def _with(self, base: PredictiveMixture) -> "Recalibrated":
+        return Recalibrated(base, self.exponent, validate_args=False)
+
+    def _score_cdf(self, value: Tensor) -> Tensor:
+        """:meth:`cdf`, with the base's coarser one where it has that."""
+        return _recalibrated(self.base._score_cdf(value), self.exponent)
+
+    def _log_probability(self, base: PredictiveMixture, y: Tensor) -> Tensor:
+        """log(G(F(y)) - G(F(y - step))) for y on the lattice."""
+        origin, step = self.lattice
+        log_p = base.log_prob(y)
+        # Half a step from points, where rounding does not matter.
+        low, high = base.cdf(y - 0.5 * step), base.cdf(y + 0.5 * step)
+        # In the upper half by 1 - F, of which G is the same function: what lies beyond y, and with
+        # the probability of y.
+        beyond = torch.where(high > 0.5, 1 - high, low).clamp_min(0)
+        p = _recalibrated(beyond + log_p.exp(), self.exponent)
+        p = p - _recalibrated(beyond, self.exponent)
+        # Where that underflows, nearly all of a tail is at its first point, with p^k.
+        tiny = torch.finfo(y.dtype).tiny
+        found = torch.where(p > tiny, p.clamp_min(tiny).log(), self.exponent * log_p)
+        k = (y - origin) / step
+        return torch.where((k - k.round()).abs() > _OFF, log_p, found)
+
+    def _moments(self) -> Tensor:
+        """Mean and variance, [2, N]."""
+        return self._like_base(self._with(self._exact)._by_rows(lambda d, _: _moments(d)))
+
+    def _by_rows(self, fn: Callable, value: Tensor | None = None) -> Tensor:
+        """``fn`` of this distribution and of a value [..., N], some rows at a time."""
+        if len(self.batch_shape) != 1 or self.batch_shape[0] <= _ROWS:
+            return fn(self, value)
+        found = []
+        for first in range(0, self.batch_shape[0], _ROWS):
+            rows = slice(first, first + _ROWS)
+            found.append(fn(self[rows], None if value is None else value[..., rows]))
+        return torch.cat(found, -1)
+
+
+def best_exponent(
+    cdf: Tensor, observed: Tensor, width: Tensor, candidates: Sequence[float] | None = None
+) -> float:
+    r"""The exponent with which held-out rows have the smallest mean CRPS.
+
+    The CRPS is :math:`\sum_g w_g (G(F_{ng}) - 1\{y_n \le x_g\})^2`. The exponent is 1 unless
+    another's is smaller by more than a standard error of the mean difference over rows.
+
+    :param torch.Tensor cdf: F of n rows at points x_g, [n, G].
+    :param torch.Tensor observed: Whether :math:`y_n \le x_g`, [n, G].
+    :param torch.Tensor width: Weights w of a quadrature, [G], or [n, G] with those of rows.
+    :param candidates: Exponents; None for 25 from 0.5 to 2.5, evenly spaced in their logarithms.
+    :raises ValueError: If shapes do not agree, there are no rows, or F is not between 0 and 1.
+    """
+    if (
+        cdf.dim() != 2
+        or cdf.shape != observed.shape
+        or width.shape not in (cdf.shape[1:], cdf.shape)
+    ):
+        raise ValueError(
+            "cdf, observed and width need the shapes [n, G], [n, G] and [G] or [n, G], but have "
+            f"{tuple(cdf.shape)}, {tuple(observed.shape)} and {tuple(width.shape)}."
+        )
+    if not len(cdf) or not bool(((cdf > -1e-6) & (cdf < 1 + 1e-6)).all()):
+        raise ValueError("cdf needs at least one row, and numbers from 0 to 1.")
+    if candidates is None:
+        candidates = torch.linspace(math.log(0.5), math.log(2.5), 25).exp().tolist()
+    exponents = [1.0, *candidates]
+    found = []
+    step = max(1, _CHUNK // max(1, cdf.shape[1]))
+    parts = (t.split(step) for t in (cdf, observed, width.expand(cdf.shape)))
+    for F, H, w in zip(*parts, strict=True):
+        F, H, w = F.double(), H.double(), w.double()
+        scores = ((w * (_recalibrated(F, k) - H).square()).sum(1) for k in exponents)
+        found.append(torch.stack(list(scores)))
+    scores = torch.cat(found, 1)
+    best = int(scores.mean(1).argmin())
+    gain = scores[0] - scores[best]
+    # Of one row, nobody knows it: not a number, and 1 stays.
+    error = gain.std() / math.sqrt(len(gain)) if len(gain) > 1 else math.nan
+    return float(exponents[best]) if bool(gain.mean() > error) else 1.0
+
+
+def _recalibrated(u: Tensor, exponent: float) -> Tensor:
+    """G(u), by the odds of the smaller of u and 1 - u, which cannot overflow."""
+    # Sums that should be 1 are a little more.
+    u = u.clamp(0, 1)
+    smaller = torch.minimum(u, 1 - u)
+    odds = (smaller / (1 - smaller)).pow(exponent)
+    return torch.where(u < 0.5, odds, 1.0) / (1 + odds)
+
+
+def _log_tails(base: PredictiveMixture, y: Tensor) -> tuple[Tensor, Tensor]:
+    """log F(y) and log(1 - F(y)), finite."""
+    if not base._is_normal:
+        # Most distribution functions are off by a rounding error of 1, in both tails.
+        F, least = base.cdf(y), 0.5 * torch.finfo(y.dtype).eps
+        return F.clamp_min(least).log(), (1 - F).clamp_min(least).log()
+    found = [None, None]
+    for p, value in base._chunks(y):
+        z = (value - p.loc) / p.scale
+        for i, signed in enumerate((z, -z)):
+            part = log_ndtr(signed).logsumexp(-1 - len(base.batch_shape))
+            found[i] = part if found[i] is None else torch.logaddexp(found[i], part)
+    below, above = (t - math.log(base.num_components) for t in found)
+    return below, above
+
+
+def _ends(d: Recalibrated, tail: float) -> tuple[Tensor, Tensor]:
+    """Between which lies all but a tail at each side, [N] and [N]."""
+    u = d.base._tensor([tail, 1 - tail])
+    u = _recalibrated(u, 1 / d.exponent).clamp(_SAFE_TAIL, 1 - _SAFE_TAIL)
+    p = u.reshape(2, *[1] * len(d.batch_shape)).expand(2, *d.batch_shape)
+    low, high = d.base._ends(p) if d.base._is_normal else bracket(d.base._score_cdf, p)
+    return low[0], high[1]
+
+
+def _lattice_ends(d: Recalibrated, low: Tensor, high: Tensor) -> tuple[int, int] | None:
+    """The first and the last k, if there is a lattice and they are not too far apart."""
+    if d.lattice is None:
+        return None
+    origin, step = d.lattice
+    first = math.floor((low.min() - origin) / step)
+    last = math.ceil((high.max() - origin) / step)
+    return (first, last) if last - first <= _MOST_LATTICE_POINTS else None
+
+
+def _crps(d: Recalibrated, y: Tensor) -> Tensor:
+    low, high = _ends(d, _TAIL)
+    ends = _lattice_ends(d, torch.minimum(low.min(), y.min()), torch.maximum(high.max(), y.max()))
+    if ends is not None:
+        return summed_crps(d._score_cdf, d.lattice, ends, y, d.batch_shape)
+    return integrated_crps(d._score_cdf, low, high, y)
+
+
+def _points(d: Recalibrated) -> tuple[Tensor, Tensor]:
+    """Points and the distribution function there, [G, N] and [G, N].
+
+    They come to be as dense as the density's cube root, which is best for squared distances.
+    Source: Panter and Dite (1951).
+    """
+    low, high = _ends(d, _MOMENT_TAIL)
+    x = torch.linspace(0, 1, 48, dtype=low.dtype, device=low.device)
+    x = low + (high - low) * x.reshape(-1, *[1] * low.dim())
+    G = d._score_cdf(x)
+    for _ in range(_ROUNDS):
+        rise = G.diff(dim=0).clamp_min(0).pow(1 / 3) * x.diff(dim=0).pow(2 / 3)
+        new = _rising(x, torch.cat([torch.zeros_like(rise[:1]), rise.cumsum(0)]))
+        x, order = torch.cat([x, new]).sort(0)
+        G = torch.cat([G, d._score_cdf(new)]).gather(0, order)
+    return x, G.cummax(0).values
+
+
+def _moments(d: Recalibrated) -> Tensor:
+    """Mean and variance, [2, N]."""
+    ends = None if d.lattice is None else _lattice_ends(d, *_ends(d, _MOMENT_TAIL))
+    if ends is not None:
+        origin, step = d.lattice
+        k = torch.arange(ends[0], ends[1] + 1, device=d.base._tensor(0.0).device)
+        x = origin + step * k.double().reshape(-1, *[1] * len(d.batch_shape))
+        G = d._score_cdf((x + 0.5 * step).expand(-1, *d.batch_shape))
+        G[-1] = 1
+        p = G.diff(dim=0, prepend=torch.zeros_like(G[:1]))
+        mean = (p * x).sum(0)
+        return torch.stack([mean, (p * (x - mean).square()).sum(0)])
+    x, G = _points(d)
+    # About a point c near the median, where integrals of G below and of 1 - G above do not cancel:
+    # E[y - c] = int_c (1 - G) dx - int^c G dx, E[(y - c)^2] = 2 int_c (x - c) (1 - G) dx + ...
+    i = (G < 0.5).sum(0, keepdim=True).clamp_max(len(x) - 1)
+    above = torch.arange(len(x) - 1, device=x.device).reshape(-1, *[1] * (x.dim() - 1)) >= i
+    c, middle, width = x.gather(0, i), 0.5 * (x[1:] + x[:-1]), x.diff(dim=0)
+    first = second = 0.0
+    for at, G_at, weight in (
+        (x[:-1], G[:-1], 1),
+        (middle, d._score_cdf(middle), 4),
+        (x[1:], G[1:], 1),
+    ):
+        tail = weight / 6 * width * (above.to(G) - G_at)
+        first, second = first + tail.sum(0), second + (2 * (at - c) * tail).sum(0)
+    return torch.stack([c[0] + first, second - first.square()])
+
+
+def _quantiles(d: Recalibrated, p: Tensor) -> Tensor:
+    """Many quantiles of each row, [..., N], from near points of a table."""
+    x, G = _points(d)
+    p = torch.minimum(torch.maximum(p, G[0]), G[-1])
+    _, low, high, _, _ = _interval(G, x, G, p.reshape(-1, *d.batch_shape))
+    low, high = low.reshape(p.shape), high.reshape(p.shape)
+    if d.lattice is not None:
+        return invert_on_lattice(d._score_cdf, d.lattice, p, low, high)
+    return invert(d._score_cdf, p, low, high, _SAMPLE_TOLERANCE)

@@ -1,0 +1,165 @@
+r"""What another regressor says of a row, as inputs of the deep GP.
+
+A training row's features must be those of a new row: nothing that has seen the row's own target may
+make them. Trees that did not have it in their bag see to that at no cost (Breiman 1996); any other
+regressor by cross-fitting, its predictions of a fold by a copy that has not seen the fold (Wolpert
+1992, "Stacked generalization").
+"""
+
+import numpy as np
+from sklearn.base import clone
+from sklearn.model_selection import KFold
+from sklearn.utils.validation import has_fit_parameter
+
+from pyro_dgp.forests import Forest
+
+__all__ = ["CrossFittedFeatures", "Features", "NoFeatures", "TreeFeatures", "features_of"]
+
+# Trees of a forest.
+_NUM_TREES = 200
+# A tree grows from at most so many rows: what 200,000 rows teach, and 2 GiB hold.
+_MOST_ROWS = 20_000
+# The smallest deviation over trees that differs from none, in standard deviations of y.
+_LEAST_DEVIATION = 0.01
+_NUM_FOLDS = 5
+
+
+class Features:
+    """Functions of inputs, learned from training rows.
+
+    ``fitted`` also gives the features of the training rows themselves, [N, F].
+    """
+
+    kind: str
+
+    def transform(self, X: np.ndarray) -> np.ndarray:
+        """Of new rows, [N, D] -> [N, F]."""
+        raise NotImplementedError
+
+    def samples(self, X: np.ndarray) -> np.ndarray | None:
+        """A sample of each row's targets, [S, N, P], if there is one."""
+        return None
+
+    def state(self) -> dict:
+        """Tensors and plain data, for a file."""
+        return {}
+
+
+class NoFeatures(Features):
+    """None."""
+
+    kind = "none"
+
+    def transform(self, X: np.ndarray) -> np.ndarray:
+        return np.empty((len(X), 0))
+
+    @classmethod
+    def from_state(cls, state: dict) -> "NoFeatures":
+        return cls()
+
+
+class TreeFeatures(Features):
+    """Mean and log standard deviation over extra trees, for training rows over those out of bag.
+
+    :param Forest forest: Of standardised targets [N, P].
+    """
+
+    kind = "trees"
+
+    def __init__(self, forest: Forest) -> None:
+        self.forest = forest
+
+    @classmethod
+    def fitted(
+        cls, X: np.ndarray, y: np.ndarray, weights: np.ndarray | None, seed: int
+    ) -> tuple["TreeFeatures", np.ndarray]:
+        """
+        :param numpy.ndarray X: [N, D].
+        :param numpy.ndarray y: [N, P], standardised.
+        :param weights: Positive, [N], or None.
+        """
+        forest, moments = Forest.fitted(
+            X, y, num_trees=_NUM_TREES, max_samples=_MOST_ROWS if len(X) > _MOST_ROWS else None,
+            sample_weight=weights, seed=seed,
+        )  # fmt: skip
+        return cls(forest), cls._columns(*moments)
+
+    def transform(self, X: np.ndarray) -> np.ndarray:
+        return self._columns(*self.forest.moments(X))
+
+    def samples(self, X: np.ndarray) -> np.ndarray:
+        return self.forest.predictions(X)
+
+    def state(self) -> dict:
+        return self.forest.state()
+
+    @classmethod
+    def from_state(cls, state: dict) -> "TreeFeatures":
+        return cls(Forest.from_state(state))
+
+    @staticmethod
+    def _columns(mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
+        return np.concatenate([mean, np.log(deviation + _LEAST_DEVIATION)], 1)
+
+
+class CrossFittedFeatures(Features):
+    """Predictions of copies of any scikit-learn regressor, for a training row by the one of the
+    five that has not seen it, for a new row their mean.
+
+    :param list regressors: Fitted.
+    """
+
+    kind = "regressor"
+
+    def __init__(self, regressors: list) -> None:
+        self.regressors = regressors
+
+    @classmethod
+    def fitted(
+        cls, regressor, X: np.ndarray, y: np.ndarray, weights: np.ndarray | None, seed: int
+    ) -> tuple["CrossFittedFeatures", np.ndarray]:
+        """
+        :param regressor: Any; it stays as it is.
+        :param numpy.ndarray X: [N, D].
+        :param numpy.ndarray y: [N, P], standardised.
+        :param weights: Positive, [N], or None. Regressors that take none are fitted without.
+        """
+        found, values = [], np.empty(y.shape)
+        weighted = weights is not None and has_fit_parameter(regressor, "sample_weight")
+        folds = KFold(min(_NUM_FOLDS, len(X)), shuffle=True, random_state=seed % 2**32)
+        for train, test in folds.split(X):
+            options = {"sample_weight": weights[train]} if weighted else {}
+            target = y[train, 0] if y.shape[1] == 1 else y[train]
+            found.append(clone(regressor).fit(X[train], target, **options))
+            values[test] = _as_columns(found[-1].predict(X[test]))
+        return cls(found), values
+
+    def transform(self, X: np.ndarray) -> np.ndarray:
+        return np.mean([_as_columns(regressor.predict(X)) for regressor in self.regressors], 0)
+
+    def state(self) -> dict:
+        raise ValueError(
+            f"A model with features={type(self.regressors[0]).__name__}(...) cannot be saved to a "
+            "file that runs no code. Use features='trees' or None, or pickle the model."
+        )
+
+
+def features_of(
+    source, X: np.ndarray, y: np.ndarray, weights: np.ndarray | None, seed: int
+) -> tuple[Features, np.ndarray]:
+    """Features for training rows and the function for new ones.
+
+    :param source: None, "trees" or a regressor.
+    :param numpy.ndarray X: [N, D].
+    :param numpy.ndarray y: [N, P], standardised.
+    """
+    if source is None:
+        return NoFeatures(), np.empty((len(X), 0))
+    if isinstance(source, str):
+        return TreeFeatures.fitted(X, y, weights, seed)
+    return CrossFittedFeatures.fitted(source, X, y, weights, seed)
+
+
+def _as_columns(values) -> np.ndarray:
+    values = np.asarray(values, dtype=np.float64)
+    return values.reshape(len(values), -1)

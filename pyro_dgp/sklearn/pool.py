@@ -1,0 +1,194 @@
+r"""The linear pool of the deep GP, the trees by themselves and the targets' own distribution.
+
+A model that learns densities from few or noisy rows can do worse than no model at all. So its
+distribution function is pooled with two that cannot overfit,
+
+.. math:: F = w_1 F_{dgp} + w_2 F_{trees} + w_3 F_{marginal}, \qquad
+    \mathrm{logit}\, F_c(y) = k\, \mathrm{logit}\, F(y),
+
+with weights of smallest CRPS on rows that the pooled distributions have not seen. The CRPS of a
+pool is a quadratic form in its weights, :math:`\int (F - H)^2`, so this is a quadratic programme. A
+pool is wider than its parts (Gneiting and Ranjan 2013), hence the exponent k, chosen likewise.
+
+Sources: Stone (1961) for pools; Breiman (1996), "Stacked regressions"; Yao et al. (2018) for
+stacking of distributions; Ranjan and Gneiting (2010) for recalibrated pools.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyro.distributions as dist
+import torch
+from scipy.optimize import minimize
+from torch.distributions import Distribution
+
+from pyro_dgp.gp import PredictiveMixture
+from pyro_dgp.gp.likelihoods.intervals import RoundedNormal
+from pyro_dgp.gp.recalibration import best_exponent
+
+__all__ = ["HeldOut", "Pool", "kernels", "likeliest_width", "spread", "stacking_weights"]
+
+# Points at which distribution functions are compared.
+_NUM_POINTS = 200
+# Kernel widths, in standard deviations of y, of which the likeliest is taken.
+_WIDTHS = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5)
+# Targets that stand for all of them, and rows that kernels' widths are chosen by.
+_NUM_TARGETS = 500
+_NUM_LOOKED_AT = 500
+
+Lattice = tuple[float, float] | None
+
+
+@dataclass
+class HeldOut:
+    """What is known of some rows without them, on the standardised scale.
+
+    :param numpy.ndarray y: Their targets, [n, P].
+    :param PredictiveMixture dgp: The deep GP's, batch shape [n], or [n] and event shape [P].
+    :param samples: The trees' predictions, [T, n, P]; None without trees.
+    :param weights: Of the rows, [n]; None for all alike.
+    """
+
+    y: np.ndarray
+    dgp: PredictiveMixture
+    samples: np.ndarray | None
+    weights: np.ndarray | None
+
+
+@dataclass
+class Pool:
+    """Weights and kernels of a pool; by default the deep GP alone.
+
+    :param dict weights: Of "dgp", "trees" and "marginal"; their sum is 1.
+    :param dict widths: Standard deviations of the kernels about trees' predictions and targets.
+    :param float exponent: k; 1 for none.
+    :param numpy.ndarray targets: Of training, evenly through their distribution, [Q, P].
+    """
+
+    weights: dict[str, float] = field(default_factory=lambda: {"dgp": 1.0})
+    widths: dict[str, float] = field(default_factory=dict)
+    exponent: float = 1.0
+    targets: np.ndarray = field(default_factory=lambda: np.empty((0, 1)))
+
+    @classmethod
+    def fitted(cls, parts: Sequence[HeldOut], targets: np.ndarray, lattice: Lattice) -> "Pool":
+        """The pool of smallest CRPS on rows held out.
+
+        :param parts: Of different rows.
+        :param numpy.ndarray targets: See :class:`Pool`.
+        :param lattice: Origin and step of the targets' lattice, or None.
+        """
+        y = np.concatenate([part.y for part in parts])
+        num_rows, num_outputs = y.shape
+        samples = {"marginal": np.broadcast_to(targets[:, None], (len(targets), *y.shape))}
+        if parts[0].samples is not None:
+            samples["trees"] = np.concatenate([part.samples for part in parts], 1)
+        widths = {name: likeliest_width(sample, y, lattice) for name, sample in samples.items()}
+        cdfs = {name: [] for name in ("dgp", *samples)}
+        below, gaps = [], []
+        for p in range(num_outputs):
+            points, gap = _points(np.concatenate([targets[:, p], y[:, p]]), lattice)
+            cdfs["dgp"].append(np.concatenate([_cdf(part.dgp, points, p) for part in parts]))
+            for name, sample in samples.items():
+                kernel = kernels(sample[..., p : p + 1], widths[name], lattice)
+                cdfs[name].append(_cdf(PredictiveMixture(kernel, 1), points, 0))
+            below.append(points >= y[:, p : p + 1] - (0.5 * lattice[1] if lattice else 0.0))
+            gaps.append(np.broadcast_to(gap, (num_rows, len(gap))))
+        H, width = np.concatenate(below).astype(float), np.concatenate(gaps)
+        if parts[0].weights is not None:
+            row_weights = np.concatenate([part.weights for part in parts])
+            width = width * np.tile(row_weights / row_weights.mean(), num_outputs)[:, None]
+        F = [np.concatenate(cdf) for cdf in cdfs.values()]
+        w = stacking_weights(F, H, width)
+        exponent = 1.0
+        if num_outputs == 1:  # of several, no transformation acts on the joint distribution
+            mixed = sum(w_i * F_i for w_i, F_i in zip(w, F, strict=True))
+            exponent = best_exponent(*map(torch.as_tensor, (mixed, H, width)))
+        return cls(dict(zip(cdfs, w.tolist(), strict=True)), widths, exponent, targets)
+
+    def counts(self, num_samples: int) -> dict[str, int]:
+        """Components of each part among so many, in proportion to the weights."""
+        # Rounded sums, so that the counts' sum is right.
+        edges = np.round(np.cumsum([0.0, *self.weights.values()]) * num_samples).astype(int)
+        return dict(zip(self.weights, np.diff(edges).tolist(), strict=True))
+
+
+def kernels(samples: np.ndarray, width: float, lattice: Lattice) -> Distribution:
+    """Normals about samples, [S, N, P], which a lattice rounds."""
+    loc = torch.as_tensor(np.ascontiguousarray(samples), dtype=torch.float64)
+    scale = torch.full((), width, dtype=torch.float64).expand(loc.shape)
+    if lattice is None:
+        return dist.Normal(loc, scale, validate_args=False)
+    return RoundedNormal(loc, scale, lattice[1], lattice[0])
+
+
+def likeliest_width(samples: np.ndarray, y: np.ndarray, lattice: Lattice) -> float:
+    """The kernels' standard deviation that makes held-out targets likeliest.
+
+    :param numpy.ndarray samples: [S, n, P].
+    :param numpy.ndarray y: [n, P].
+    """
+    rows = np.unique(np.linspace(0, len(y) - 1, _NUM_LOOKED_AT).astype(int))
+    samples, target = samples[:, rows], torch.as_tensor(y[rows])
+
+    def log_density(width: float) -> float:
+        p = PredictiveMixture(kernels(samples, width, lattice), 1)
+        # A row that no sample comes near would decide all by itself.
+        return p.log_prob(target).clamp_min(-20.0).mean().item()
+
+    return max(_WIDTHS, key=log_density)
+
+
+def spread(y: np.ndarray, weights: np.ndarray | None, rng: np.random.Generator) -> np.ndarray:
+    """Rows evenly through the distribution of targets [N, P], at most some hundreds."""
+    order = np.argsort(y[:, 0], kind="stable") if y.shape[1] == 1 else rng.permutation(len(y))
+    number = min(_NUM_TARGETS, len(y)) if weights is None else _NUM_TARGETS
+    share = np.full(len(y), 1 / len(y)) if weights is None else weights[order] / weights.sum()
+    at = (np.arange(number) + 0.5) / number
+    return y[order[np.searchsorted(share.cumsum(), at).clip(0, len(y) - 1)]]
+
+
+def _points(y: np.ndarray, lattice: Lattice) -> tuple[np.ndarray, np.ndarray]:
+    """Where distribution functions are compared, [G], and how much each point counts, [G]."""
+    low, high = y.min(), y.max()
+    if lattice is not None and (high - low) / lattice[1] < 2 * _NUM_POINTS:
+        first, last = (round((end - lattice[0]) / lattice[1]) for end in (low, high))
+        points = lattice[0] + lattice[1] * np.arange(first, last + 1)
+        return points, np.full(len(points), lattice[1])
+    even = np.linspace(1.1 * low - 0.1 * high, 1.1 * high - 0.1 * low, _NUM_POINTS // 2)
+    edges = np.union1d(even, np.quantile(y, np.linspace(0, 1, _NUM_POINTS // 2)))
+    return 0.5 * (edges[1:] + edges[:-1]), np.diff(edges)
+
+
+def _cdf(p: PredictiveMixture, points: np.ndarray, output: int) -> np.ndarray:
+    """Of one output, [n, G]."""
+    found = []
+    for x in points:
+        values = torch.full(p.batch_shape + p.event_shape, x, dtype=torch.float64)
+        F = p.cdf(values)
+        found.append((F[:, output] if p.event_dim else F).numpy())
+    return np.stack(found, 1)
+
+
+def stacking_weights(cdfs: Sequence[np.ndarray], H: np.ndarray, width: np.ndarray) -> np.ndarray:
+    """Weights, not negative and with sum 1, of the linear pool of smallest mean CRPS.
+
+    :param cdfs: C distribution functions at G points for n rows, [n, G] each.
+    :param numpy.ndarray H: Whether a row's target is at most the point, [n, G].
+    :param numpy.ndarray width: Quadrature weights of the points, [n, G] or [G].
+    :returns: [C].
+    """
+    root = np.sqrt(width)
+    distances = [((cdf - H) * root).ravel() for cdf in cdfs]
+    A = np.array([[a @ b for b in distances] for a in distances]) / len(H)
+    A /= max(np.trace(A), np.finfo(float).tiny)
+    start = np.full(len(A), 1 / len(A))
+    found = minimize(
+        lambda w: w @ A @ w, start, jac=lambda w: 2 * A @ w, method="SLSQP",
+        bounds=[(0, 1)] * len(A),
+        constraints={"type": "eq", "fun": lambda w: w.sum() - 1, "jac": np.ones_like},
+        options={"ftol": 1e-12, "maxiter": 200},
+    )  # fmt: skip
+    w = np.where(found.x < 1e-3, 0, found.x)
+    return w / w.sum()

@@ -1,0 +1,227 @@
+"""What stands beside the deep GP of a regressor: features, the pool, the schedule."""
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("sklearn")
+
+from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import Ridge
+
+from pyro_dgp.sklearn import LatentDGPRegressor
+from pyro_dgp.sklearn.features import CrossFittedFeatures, TreeFeatures
+from pyro_dgp.sklearn.pool import likeliest_width, spread, stacking_weights
+from tests.test_sklearn import WHOLE, data
+
+
+def whole(**options):
+    return LatentDGPRegressor(**WHOLE | options)
+
+
+@pytest.mark.parametrize("source", ["trees", "ridge"])
+def test_a_rows_own_target_does_not_reach_its_features(source):
+    X, y = data(50)
+    y = y[:, None]
+
+    def features(y):
+        if source == "trees":
+            return TreeFeatures.fitted(X, y, None, 0)
+        return CrossFittedFeatures.fitted(Ridge(), X, y, None, 0)
+
+    made, before = features(y)
+    for row in (0, 17, 49):
+        other = y.copy()
+        other[row] += 100.0
+        again, after = features(other)
+        assert np.array_equal(after[row], before[row])
+        assert not np.allclose(np.delete(after, row, 0), np.delete(before, row, 0))
+        # The features of a new row, which all that is fitted may know, would show it.
+        assert not np.allclose(again.transform(X)[row], made.transform(X)[row])
+
+
+def test_stacking_weights_are_the_best_of_a_grid():
+    rng = np.random.default_rng(0)
+    cdfs = [np.sort(rng.random((40, 30)), 1) for _ in range(3)]
+    H, width = np.sort(rng.random((40, 30)) < 0.5, 1), rng.random(30)
+    w = stacking_weights(cdfs, H, width)
+    assert w.sum() == pytest.approx(1)
+    assert (w >= 0).all()
+
+    def score(w):
+        return ((np.tensordot(w, cdfs, 1) - H) ** 2 * width).sum()
+
+    grid = [(a, b, 1 - a - b) for a in np.linspace(0, 1, 51) for b in np.linspace(0, 1 - a, 51)]
+    assert score(w) <= min(score(np.array(g)) for g in grid) * (1 + 1e-6)
+    # One that is right takes all.
+    assert stacking_weights([cdfs[0], H.astype(float)], H, width) == pytest.approx([0, 1], abs=1e-3)
+
+
+def test_the_likeliest_width():
+    rng = np.random.default_rng(0)
+    y = 0.1 * rng.normal(size=(2000, 1))
+    assert likeliest_width(np.zeros((3, 2000, 1)), y, None) == 0.1
+
+
+def test_targets_are_spread_by_weight():
+    y = np.arange(1000.0)[:, None]
+    some = spread(y, None, np.random.default_rng(0))
+    assert len(some) == 500
+    assert some.mean() == pytest.approx(y.mean(), abs=1)
+    w = (y[:, 0] >= 750) * 1.0
+    assert spread(y, w, np.random.default_rng(0)).min() >= 750
+
+
+def test_where_inputs_say_nothing_the_targets_distribution_is_the_answer():
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(200, 5)), rng.gamma(1, 1, 200)
+    new, target = rng.normal(size=(300, 5)), rng.gamma(1, 1, 300)
+    options = {"num_steps": 60, "num_layers": 2, "lr": 0.05, "num_inducing": 30, "num_samples": 200}
+    pooled = whole(**options).fit(X, y)
+    alone = whole(**options, pool=False).fit(X, y)
+    assert pooled.pool_weights_["marginal"] > 0.3
+    assert sum(pooled.pool_weights_.values()) == pytest.approx(1)
+    assert pooled.crps(new, target).mean() < alone.crps(new, target).mean()
+
+
+def test_a_pool_is_one_distribution():
+    X, y = data(80)
+    model = whole(likelihood="heteroscedastic").fit(X, y)
+    grid = np.linspace(-6, 6, 3001)
+    x = np.repeat(X[:1], len(grid), 0)
+    density = np.exp(model.log_density(x, grid))
+    assert np.trapezoid(density, grid) == pytest.approx(1, abs=2e-3)
+    mean, std = model.predict(X[:1], return_std=True)
+    assert np.trapezoid(density * grid, grid) == pytest.approx(mean[0], abs=5e-3)
+    assert np.trapezoid(density * (grid - mean) ** 2, grid) == pytest.approx(std[0] ** 2, rel=2e-2)
+    quantiles = model.predict_quantiles(X[:1], [0.1, 0.7])[0]
+    assert np.allclose(model.cdf(np.repeat(X[:1], 2, 0), quantiles), [0.1, 0.7], atol=1e-6)
+    below = model.cdf(x, grid)
+    crps = np.trapezoid((below - (grid >= y[0])) ** 2, grid)
+    assert model.crps(X[:1], y[:1])[0] == pytest.approx(crps, abs=3e-3)
+
+
+def test_rounded_targets_are_found():
+    X, y = data(80)
+    model = whole().fit(X, np.round(3 * y) / 2)
+    assert model.likelihood_ == "rounded"
+    points = 0.5 * np.arange(-40, 41)
+    total = sum(np.exp(model.log_density(X[:3], np.full(3, point))) for point in points)
+    assert np.allclose(total, 1, atol=1e-5)
+    assert np.isin(model.sample(X, 5, random_state=0).round(6), points).all()
+    assert whole().fit(X, y).likelihood_ == "heteroscedastic"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"n_estimators": 2}, {"likelihood": "student_t"}, {"features": None},
+     {"kernel": "matern12"}, {"likelihood": "gamma"}, {"likelihood": "zero_inflated"},
+     {"dtype": "float32"}],
+)  # fmt: skip
+@pytest.mark.parametrize("num_outputs", [None, 2])
+def test_model_files_are_the_model(options, num_outputs, tmp_path):
+    X, y = data(num_outputs=num_outputs)
+    y = np.abs(y) + 0.1 if options.get("likelihood") == "gamma" else y
+    model = whole(num_steps=4, **options).fit(X, y)
+    model.save(tmp_path / "m.pt")
+    loaded = LatentDGPRegressor.load(tmp_path / "m.pt")
+    assert np.array_equal(loaded.predict(X), model.predict(X))
+    assert np.array_equal(loaded.crps(X, y), model.crps(X, y))
+    assert loaded.pool_weights_ == model.pool_weights_
+    assert loaded.exponent_ == model.exponent_
+    assert loaded.get_params() == model.get_params()
+
+
+def test_any_regressor_makes_features(tmp_path):
+    X, y = data(80)
+    model = whole(features=HistGradientBoostingRegressor(max_iter=5)).fit(X, y)
+    assert np.isfinite(model.predict(X)).all()
+    assert set(model.pool_weights_) == {"dgp", "marginal"}
+    with pytest.raises(ValueError, match="cannot be saved to a file that runs no code"):
+        model.save(tmp_path / "m.pt")
+    two = whole(features=Ridge(), num_steps=3).fit(X, np.stack([y, -y], 1))
+    assert two.predict(X).shape == (80, 2)
+
+
+def test_rows_without_weight_are_not_there():
+    X, y = data(60)
+    w = np.ones(60)
+    w[40:] = 0
+    y[40:] = 1e3
+    weighted = whole().fit(X, y, sample_weight=w)
+    assert np.array_equal(weighted.predict(X), whole().fit(X[:40], y[:40]).predict(X))
+    assert np.array_equal(
+        weighted.predict(X), whole().fit(X, y, sample_weight=7 * w).predict(X)
+    )  # they are relative
+    with pytest.raises(ValueError, match="positive for two rows"):
+        whole().fit(X, y, sample_weight=np.eye(60)[0])
+
+
+def test_weights_count():
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(300, 1)), np.repeat([0.0, 1.0], 150) + 0.1 * rng.normal(size=300)
+    w = np.repeat([9.0, 1.0], 150)
+    options = {"num_steps": 200, "lr": 0.1, "likelihood": "gaussian"}
+    for pool in (False, True):
+        model = whole(**options, pool=pool, features=None).fit(X, y, sample_weight=w)
+        assert model.predict(X).mean() == pytest.approx(0.1, abs=0.06)
+
+
+def test_a_time_limit_is_kept_and_told():
+    X, y = data(60)
+    with pytest.warns(ConvergenceWarning, match="leaves time for .* of 100000 steps"):
+        model = whole(num_steps=100_000, time_limit=5.0).fit(X, y)
+    assert 1 <= model.num_steps_ < 100_000
+    assert np.isfinite(model.predict(X)).all()
+    assert whole(time_limit=1000.0).fit(X, y).num_steps_ == 15
+
+
+def test_processes_make_the_same_model():
+    X, y = data(60)
+    options = {"n_estimators": 2, "num_steps": 4}
+    one, two = (whole(**options, n_jobs=n).fit(X, y) for n in (1, 2))
+    assert np.allclose(one.predict(X), two.predict(X), rtol=1e-8)
+    assert len(two.members_) == 2
+
+
+@pytest.mark.parametrize("likelihood", ["heteroscedastic", "gaussian"])
+def test_few_rows_and_many_columns(likelihood):
+    rng = np.random.default_rng(0)
+    for shape in ((10, 3), (100, 300), (60, 2)):
+        X = rng.normal(size=shape) if shape[0] != 60 else rng.integers(0, 2, shape) * 1.0
+        y = rng.normal(size=shape[0])
+        model = whole(likelihood=likelihood, num_steps=3).fit(X, y)
+        assert np.isfinite(model.crps(X, y)).all()
+        assert np.isfinite(model.log_density(X, y)).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"features": "forest"}, "features must be 'trees'"),
+        ({"features": 3}, "features must be 'trees'"),
+        ({"likelihood": "cauchy"}, "likelihood must be auto or one of"),
+        ({"kernel": "linear"}, "kernel must be one of"),
+        ({"time_limit": 0}, "time_limit must be positive"),
+        ({"n_estimators": 0}, "n_estimators must be at least 1"),
+        ({"likelihood": "poisson"}, "Poisson"),
+    ],
+)
+def test_bad_parameters(options, match):
+    with pytest.raises(ValueError, match=match):
+        whole(**options).fit(*data())
+
+
+def test_drawn_noise_is_the_noise():
+    from pyro_dgp import LatentDGP
+
+    torch.manual_seed(0)
+    X = torch.randn(40, 1)
+    dgp = LatentDGP.from_data(X, X[:, 0], likelihood="heteroscedastic", num_inducing=10)
+    p = dgp.predict(X[:5], 4000, shared_draws=True)
+    q = p.drawn(torch.Generator().manual_seed(0))
+    y = torch.linspace(-1, 1, 5)
+    assert isinstance(q.components, torch.distributions.Normal)
+    assert torch.allclose(p.cdf(y), q.cdf(y), atol=5e-3)
+    assert torch.allclose(p.stddev, q.stddev, rtol=0.05)
