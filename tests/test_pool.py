@@ -201,7 +201,7 @@ def test_few_rows_and_many_columns(likelihood):
     [
         ({"features": "forest"}, "features must be 'trees'"),
         ({"features": 3}, "features must be 'trees'"),
-        ({"likelihood": "cauchy"}, "likelihood must be auto or one of"),
+        ({"likelihood": "cauchy"}, "likelihood must be one of auto"),
         ({"kernel": "linear"}, "kernel must be one of"),
         ({"time_limit": 0}, "time_limit must be positive"),
         ({"n_estimators": 0}, "n_estimators must be at least 1"),

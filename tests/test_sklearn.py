@@ -196,7 +196,7 @@ def test_the_best_parameters_by_held_out_rows_are_kept():
 
 def test_training_ends_when_nothing_better_comes(monkeypatch):
     scores = iter([3.0, 1.0, 2.0, 2.0, 2.0, 0.0])
-    monkeypatch.setattr(Member, "_crps", lambda *args: next(scores))
+    monkeypatch.setattr(Member, "_held_out_score", lambda *args: next(scores))
     model = regressor(num_steps=100, patience=3).fit(*data())
     assert model.history_.stopped
     assert len(model.history_.losses) == 10
@@ -283,7 +283,7 @@ class Malicious:
 
 
 def test_loading_runs_no_code(tmp_path):
-    torch.save({"format": "pyro_dgp model 2", "parameters": Malicious()}, tmp_path / "m.pt")
+    torch.save({"format": "pyro_dgp model 3", "parameters": Malicious()}, tmp_path / "m.pt")
     with pytest.raises(ValueError, match="is no model of pyro_dgp"):
         LatentDGPRegressor.load(tmp_path / "m.pt")
 

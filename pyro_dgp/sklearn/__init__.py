@@ -1,4 +1,4 @@
-"""The latent-variable deep GP as a scikit-learn regressor of predictive densities.
+"""The latent-variable deep GP as a scikit-learn regressor and classifier.
 
 Needs scikit-learn: ``pip install 'pyro_dgp[sklearn]'``.
 """
@@ -9,9 +9,10 @@ try:
     sklearn.utils.validation.validate_data  # noqa: B018
 except (ImportError, AttributeError) as error:
     raise ImportError(
-        "LatentDGPRegressor needs scikit-learn 1.6 or newer: pip install 'pyro_dgp[sklearn]'."
+        "pyro_dgp.sklearn needs scikit-learn 1.6 or newer: pip install 'pyro_dgp[sklearn]'."
     ) from error
 
+from pyro_dgp.sklearn.classifier import LatentDGPClassifier
 from pyro_dgp.sklearn.regressor import LatentDGPRegressor
 
-__all__ = ["LatentDGPRegressor"]
+__all__ = ["LatentDGPClassifier", "LatentDGPRegressor"]

@@ -1,4 +1,4 @@
-r"""What another regressor says of a row, as inputs of the deep GP.
+r"""What another model says of a row, as inputs of the deep GP.
 
 A training row's features must be those of a new row: nothing that has seen the row's own target may
 make them. Trees that did not have it in their bag see to that at no cost (Breiman 1996); any other
@@ -7,7 +7,7 @@ regressor by cross-fitting, its predictions of a fold by a copy that has not see
 """
 
 import numpy as np
-from sklearn.base import clone
+from sklearn.base import clone, is_classifier
 from sklearn.model_selection import KFold
 from sklearn.utils.validation import has_fit_parameter
 
@@ -103,43 +103,58 @@ class TreeFeatures(Features):
 
 
 class CrossFittedFeatures(Features):
-    """Predictions of copies of any scikit-learn regressor, for a training row by the one of the
+    """Predictions of copies of any scikit-learn estimator, for a training row by the one of the
     five that has not seen it, for a new row their mean.
 
-    :param list regressors: Fitted.
+    Of a classifier they are probabilities.
+
+    :param list estimators: Fitted.
+    :param int num_columns: Q.
     """
 
-    kind = "regressor"
+    kind = "estimator"
 
-    def __init__(self, regressors: list) -> None:
-        self.regressors = regressors
+    def __init__(self, estimators: list, num_columns: int) -> None:
+        self.estimators, self.num_columns = estimators, num_columns
 
     @classmethod
     def fitted(
-        cls, regressor, X: np.ndarray, y: np.ndarray, weights: np.ndarray | None, seed: int
+        cls, estimator, X: np.ndarray, y: np.ndarray, weights: np.ndarray | None, seed: int
     ) -> tuple["CrossFittedFeatures", np.ndarray]:
         """
-        :param regressor: Any; it stays as it is.
+        :param estimator: Any regressor or classifier; it stays as it is.
         :param numpy.ndarray X: [N, D].
-        :param numpy.ndarray y: [N, P], standardised.
-        :param weights: Positive, [N], or None. Regressors that take none are fitted without.
+        :param numpy.ndarray y: [N, Q], standardised targets, or indicators of classes.
+        :param weights: Positive, [N], or None. Estimators that take none are fitted without.
         """
-        found, values = [], np.empty(y.shape)
-        weighted = weights is not None and has_fit_parameter(regressor, "sample_weight")
+        made, values = cls([], y.shape[1]), np.empty(y.shape)
+        weighted = weights is not None and has_fit_parameter(estimator, "sample_weight")
+        if is_classifier(estimator):
+            y = y.argmax(1)
+        elif y.shape[1] == 1:
+            y = y[:, 0]
         folds = KFold(min(_NUM_FOLDS, len(X)), shuffle=True, random_state=seed % 2**32)
         for train, test in folds.split(X):
             options = {"sample_weight": weights[train]} if weighted else {}
-            target = y[train, 0] if y.shape[1] == 1 else y[train]
-            found.append(clone(regressor).fit(X[train], target, **options))
-            values[test] = _as_columns(found[-1].predict(X[test]))
-        return cls(found), values
+            made.estimators.append(clone(estimator).fit(X[train], y[train], **options))
+            values[test] = made._predicted(made.estimators[-1], X[test])
+        return made, values
 
     def transform(self, X: np.ndarray) -> np.ndarray:
-        return np.mean([_as_columns(regressor.predict(X)) for regressor in self.regressors], 0)
+        return np.mean([self._predicted(estimator, X) for estimator in self.estimators], 0)
+
+    def _predicted(self, estimator, X: np.ndarray) -> np.ndarray:
+        """[N, Q]."""
+        if not is_classifier(estimator):
+            return np.asarray(estimator.predict(X), dtype=np.float64).reshape(len(X), -1)
+        # Rows of a fold may lack a class.
+        found = np.zeros((len(X), self.num_columns))
+        found[:, estimator.classes_] = estimator.predict_proba(X)
+        return found
 
     def state(self) -> dict:
         raise ValueError(
-            f"A model with features={type(self.regressors[0]).__name__}(...) cannot be saved to a "
+            f"A model with features={type(self.estimators[0]).__name__}(...) cannot be saved to a "
             "file that runs no code. Use features='trees' or None, or pickle the model."
         )
 
@@ -149,17 +164,12 @@ def features_of(
 ) -> tuple[Features, np.ndarray]:
     """Features for training rows and the function for new ones.
 
-    :param source: None, "trees" or a regressor.
+    :param source: None, "trees", a regressor or a classifier.
     :param numpy.ndarray X: [N, D].
-    :param numpy.ndarray y: [N, P], standardised.
+    :param numpy.ndarray y: [N, Q], standardised targets, or indicators of classes.
     """
     if source is None:
         return NoFeatures(), np.empty((len(X), 0))
     if isinstance(source, str):
         return TreeFeatures.fitted(X, y, weights, seed)
     return CrossFittedFeatures.fitted(source, X, y, weights, seed)
-
-
-def _as_columns(values) -> np.ndarray:
-    values = np.asarray(values, dtype=np.float64)
-    return values.reshape(len(values), -1)

@@ -46,11 +46,15 @@ class Recipe:
     :param dict model: Arguments of :meth:`~pyro_dgp.LatentDGP.from_data`.
     :param Likelihood likelihood: As training starts; it is copied.
     :param features: See :func:`~pyro_dgp.sklearn.features.features_of`.
+    :param columns: Of targets and the likelihood: targets as numbers, [N, Q].
+    :param score: Of predictive distributions and targets; smaller is better.
     """
 
     model: dict
     likelihood: Likelihood
     features: object
+    columns: Callable[[np.ndarray, Likelihood], np.ndarray]
+    score: Callable[[PredictiveMixture, torch.Tensor], torch.Tensor]
     K: int
     batch_size: int
     lr: float
@@ -96,7 +100,8 @@ class Member:
         :param numpy.ndarray y: Standardised, [N] or [N, P].
         :param weights: Positive, [N], or None.
         """
-        features, values = features_of(recipe.features, X, y.reshape(len(y), -1), weights, seed)
+        columns = recipe.columns(y, recipe.likelihood)
+        features, values = features_of(recipe.features, X, columns, weights, seed)
         scaler = None
         if values.shape[1]:
             scaler = StandardScaler()
@@ -120,12 +125,12 @@ class Member:
     ) -> "Member":
         """
         :param data: Inputs as :meth:`prepared` gives them, and targets.
-        :param Fold held_out: Rows by whose CRPS the best parameters are kept.
+        :param Fold held_out: Rows by whose score the best parameters are kept.
         :param tick: Called after every step; True ends training.
         """
         stopping = EarlyStopping(
             self.dgp,
-            lambda: self._crps(held_out, recipe, seed),
+            lambda: self._held_out_score(held_out, recipe, seed),
             every=max(1, num_steps // _NUM_SCORES),
             patience=recipe.patience,
         )
@@ -162,11 +167,11 @@ class Member:
         p = self.dgp.predict(A, num_samples, shared_draws=True, z=z, generator=generator)
         return p.drawn(generator)
 
-    def _crps(self, rows: Fold, recipe: Recipe, seed: int) -> float:
+    def _held_out_score(self, rows: Fold, recipe: Recipe, seed: int) -> float:
         generator = torch.Generator(recipe.device).manual_seed(seed)
         p = self.predict(rows.X, _SCORE_SAMPLES, generator)
-        crps = p.crps(recipe.tensor(rows.y)).reshape(len(rows.y), -1).mean(1)
-        return float(np.average(crps.cpu().numpy(), weights=rows.weights))
+        score = recipe.score(p, recipe.tensor(rows.y)).reshape(len(rows.y), -1).mean(1)
+        return float(np.average(score.cpu().numpy(), weights=rows.weights))
 
 
 class _Callback:

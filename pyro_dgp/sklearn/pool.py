@@ -107,6 +107,15 @@ class Pool:
             exponent = best_exponent(*map(torch.as_tensor, (mixed, H, width)))
         return cls(dict(zip(cdfs, w.tolist(), strict=True)), widths, exponent, targets)
 
+    def state(self) -> dict:
+        """Tensors and plain data, for a file."""
+        return vars(self) | {"targets": torch.as_tensor(self.targets)}
+
+    @classmethod
+    def from_state(cls, state: dict) -> "Pool":
+        """Of :meth:`state`."""
+        return cls(**state | {"targets": state["targets"].numpy()})
+
     def counts(self, num_samples: int) -> dict[str, int]:
         """Components of each part among so many, in proportion to the weights."""
         # Rounded sums, so that the counts' sum is right.

@@ -1,27 +1,18 @@
 """The latent-variable deep GP as a scikit-learn regressor of predictive densities."""
 
-import copy
-import glob
-import json
-import math
 import time
-import warnings
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
-from sklearn.exceptions import ConvergenceWarning
+from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
-from torch.distributions import Distribution, constraints
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+from torch.distributions import constraints
 
-from pyro_dgp import __version__
-from pyro_dgp._checks import check_device, check_integer
-from pyro_dgp._files import read_tensors, write_tensors
-from pyro_dgp.gp import LatentDGP, PredictiveMixture
-from pyro_dgp.gp.kernels import KERNELS
+from pyro_dgp._checks import check_integer
+from pyro_dgp.gp import PredictiveMixture
 from pyro_dgp.gp.likelihoods import (
     LIKELIHOODS,
     GaussianLikelihood,
@@ -29,37 +20,26 @@ from pyro_dgp.gp.likelihoods import (
     Likelihood,
     Rounded,
     StudentT,
-    described,
     likelihood_for,
-    rebuilt,
 )
 from pyro_dgp.gp.recalibration import Recalibrated
-from pyro_dgp.infer import TrainingHistory
 from pyro_dgp.infer.random_state import untouched_random_state
-from pyro_dgp.sklearn.features import NoFeatures, TreeFeatures
-from pyro_dgp.sklearn.members import Fold, Member, Recipe, isolated
-from pyro_dgp.sklearn.pool import Pool, kernels, spread
-from pyro_dgp.sklearn.scaling import fitted_scaler, scaler_of, transformed
-from pyro_dgp.sklearn.schedule import Schedule, fit_all
+from pyro_dgp.sklearn.base import LatentDGPEstimator, counting
+from pyro_dgp.sklearn.members import Fold
+from pyro_dgp.sklearn.pool import HeldOut, Pool, kernels, spread
+from pyro_dgp.sklearn.scaling import fitted_scaler, numbers, scaler_of, transformed
 
 __all__ = ["LatentDGPRegressor"]
 
-_FORMAT = "pyro_dgp model 2"
 # Numbers that one predictive distribution may hold: 2^22 doubles are 32 MiB.
 _CHUNK = 2**22
-# Fewer rows than this are too few to hold some out.
-_LEAST_TO_SPLIT = 30
-# More training rows than this take twice the steps.
-_MANY_ROWS = 5000
-# More rows would make a score slower, and hardly better.
-_MOST_HELD_OUT = 2000
 # Targets on a lattice of at most so many points are taken for rounded ones.
 _MOST_POINTS = 100
 # Likelihoods of the real line, or of a lattice on it, whose distributions can be pooled.
 _POOLED = (GaussianLikelihood, HeteroscedasticGaussian, StudentT, Rounded)
 
 
-class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
+class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
     r"""Regression that predicts a density: skewed, bimodal, heteroscedastic as the data ask for.
 
     A :class:`~pyro_dgp.gp.LatentDGP` trained with doubly reparameterised gradients, on the inputs
@@ -125,54 +105,8 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     like.
     """
 
-    def __init__(
-        self,
-        *,
-        likelihood="auto",
-        features="trees",
-        pool: bool = True,
-        n_estimators: int = 1,
-        num_layers: int = 2,
-        latent_dim: int = 1,
-        kernel: str = "rbf",
-        num_inducing: int = 128,
-        K: int = 10,
-        num_steps: int | None = None,
-        batch_size: int = 64,
-        lr: float = 0.02,
-        time_limit: float | None = None,
-        validation_fraction: float = 0.0,
-        patience: int | None = 15,
-        num_samples: int = 500,
-        n_jobs: int | None = None,
-        dtype: str = "float32",
-        device: str = "cpu",
-        checkpoint: str | Path | None = None,
-        random_state=None,
-        verbose: bool = False,
-    ) -> None:
-        self.likelihood = likelihood
-        self.features = features
-        self.pool = pool
-        self.n_estimators = n_estimators
-        self.num_layers = num_layers
-        self.latent_dim = latent_dim
-        self.kernel = kernel
-        self.num_inducing = num_inducing
-        self.K = K
-        self.num_steps = num_steps
-        self.batch_size = batch_size
-        self.lr = lr
-        self.time_limit = time_limit
-        self.validation_fraction = validation_fraction
-        self.patience = patience
-        self.num_samples = num_samples
-        self.n_jobs = n_jobs
-        self.dtype = dtype
-        self.device = device
-        self.checkpoint = checkpoint
-        self.random_state = random_state
-        self.verbose = verbose
+    _likelihoods = ("auto", *(n for n in LIKELIHOODS if n not in ("binomial", "categorical")))
+    _pool_class = Pool
 
     def fit(self, X, y, sample_weight=None) -> "LatentDGPRegressor":
         """
@@ -186,10 +120,6 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         """
         start = time.perf_counter()
         self._check_parameters()
-        if self.checkpoint is not None and not isinstance(self.random_state, int | np.integer):
-            raise ValueError(
-                "checkpoint needs an integer random_state: the run that goes on must be the same."
-            )
         X, y = validate_data(
             self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=2
         )
@@ -197,96 +127,14 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         self._one_column = y.ndim == 2 and y.shape[1] == 1  # as a column it comes back, too
         if self._one_column:
             y = y[:, 0]
-        X, y, weights = _counting(X, y, sample_weight)
-        seed = int(check_random_state(self.random_state).randint(2**31))
-        order = np.random.default_rng(seed).permutation(len(X))
-        held_out = min(round(self.validation_fraction * len(X)), _MOST_HELD_OUT)
-        if len(X) < _LEAST_TO_SPLIT:
-            held_out = 0
-        # Sorted: training shuffles rows by itself.
-        test, train = np.sort(order[:held_out]), np.sort(order[held_out:])
-        w = None if weights is None else weights[train]
-        self._x_scaler = fitted_scaler("X", X[train], w)
-        self._y_scaler = fitted_scaler("y", y[train].reshape(len(train), -1), w)
-        if self._y_scaler.var_.min() == 0:
-            raise ValueError("y is constant in the training rows: there is no density to learn.")
-        if not _scales(self.likelihood):
-            zero = torch.zeros(len(self._y_scaler.mean_), dtype=torch.float64)
-            self._y_scaler = scaler_of(zero, zero + 1)
-        self._y_ndim, self._num_rows, self._seed = y.ndim, len(train), seed
-        X, y = transformed("X", self._x_scaler, X), self._scaled_targets(y)
-        recipe = self._recipe(self._start_likelihood(y[train]))
-        self.likelihood_ = _name(recipe.likelihood)
-        wanted = self.num_steps or (2000 if len(train) <= _MANY_ROWS else 4000)
-        pooled = self.pool and isinstance(recipe.likelihood, _POOLED) and len(train) >= 20
-        fits = fit_all(
-            recipe,
-            Fold(X[train], y[train], w),
-            seed=seed,
-            held_out=Fold(X[test], y[test], None if weights is None else weights[test])
-            if held_out
-            else None,
-            schedule=Schedule(
-                num_steps=wanted,
-                num_members=self.n_estimators,
-                pooled=pooled,
-                deadline=None if self.time_limit is None else start + self.time_limit,
-                n_jobs=self.n_jobs,
-                progress=self.verbose,
-                checkpoint=None if self.checkpoint is None else Path(self.checkpoint),
-            ),
-        )
-        self.members_, self.num_steps_ = fits.members, fits.num_steps
-        self._pool = Pool()
-        if fits.held_out:
-            targets = spread(y[train].reshape(len(train), -1), w, np.random.default_rng(seed))
-            self._pool = Pool.fitted(fits.held_out, targets, self.dgp_.likelihood.lattice())
-        if fits.num_steps < wanted:
-            warnings.warn(
-                f"time_limit={self.time_limit} leaves time for {fits.num_steps} of {wanted} "
-                f"steps; it took {time.perf_counter() - start:.0f} s.",
-                ConvergenceWarning,
-                stacklevel=2,
-            )
+        self._y_ndim = y.ndim
+        self._fit(*counting(X, y, sample_weight), start)
         return self
 
     @property
-    def dgp_(self) -> LatentDGP:
-        """The first member's deep GP, on the standardised scale."""
-        return self.members_[0].dgp
-
-    @property
-    def history_(self) -> TrainingHistory:
-        """The first member's."""
-        return self.members_[0].history
-
-    @property
-    def validation_steps_(self) -> np.ndarray:
-        """Steps at which the first member was scored on held-out rows."""
-        return np.array(self.members_[0].steps)
-
-    @property
     def validation_crps_(self) -> np.ndarray:
-        """Its scores there."""
+        """The first member's mean CRPS on held-out rows, in standard deviations of y."""
         return np.array(self.members_[0].scores)
-
-    @property
-    def pool_weights_(self) -> dict[str, float]:
-        """Weights of the deep GP ("dgp"), the trees and the targets' own distribution."""
-        return dict(self._pool.weights)
-
-    @property
-    def exponent_(self) -> float:
-        """By which the log odds of the pool's distribution function are multiplied."""
-        return self._pool.exponent
-
-    def checkpoints(self) -> list[Path]:
-        """Files that ``fit`` has written at ``checkpoint``, to be removed when it is done."""
-        if self.checkpoint is None:
-            return []
-        first = Path(self.checkpoint)
-        others = (p for p in first.parent.glob(f"{glob.escape(first.name)}.*"))
-        return [p for p in (first, *others) if p == first or p.suffix[1:].isdigit()]
 
     def predict(self, X, return_std: bool = False):
         """Predictive means.
@@ -371,178 +219,23 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         """
         return self._predict(self._check_inputs(X), z)
 
-    def save(self, path: str | Path, **extra) -> None:
-        """Writes the fitted model to one file, which :meth:`load` reads without running code.
+    def _fit_target_scale(self, y: np.ndarray, weights: np.ndarray | None) -> None:
+        self._y_scaler = fitted_scaler("y", y.reshape(len(y), -1), weights)
+        if self._y_scaler.var_.min() == 0:
+            raise ValueError("y is constant in the training rows: there is no density to learn.")
+        if not _scales(self.likelihood):
+            zero = torch.zeros(self._num_outputs, dtype=torch.float64)
+            self._y_scaler = scaler_of(zero, zero + 1)
 
-        :param path: File to write; it is the old one or the new one whenever the process is killed.
-        :param extra: More to keep: numbers, strings, lists and dicts, the ``extra_`` of a loaded
-            model.
-        :raises NotFittedError: If it has not been fitted.
-        :raises ValueError: If ``features`` is a regressor, or the likelihood has no name.
-        """
-        check_is_fitted(self)
-        likelihood = described(self.dgp_.likelihood)
-        parameters = self.get_params(deep=False) | {"checkpoint": None, "device": str(self.device)}
-        if not isinstance(self.likelihood, str):
-            parameters["likelihood"] = likelihood["name"]
-        if not isinstance(self.random_state, int | np.integer | None):
-            parameters["random_state"] = None  # a generator, whose number is kept below
-        names = getattr(self, "feature_names_in_", None)
-        members = [
-            {
-                "features": member.features.state(),
-                "scaler": _numbers(member.scaler) if member.num_features else {},
-                "state": member.dgp.state_dict(),
-            }
-            for member in self.members_
-        ]
-        if not isinstance(self.features, str | None):
-            parameters["features"] = None
-        fitted = {
-            "n_features_in_": self.n_features_in_,
-            "feature_names": None if names is None else names.tolist(),
-            "seed": self._seed,
-            "num_rows": self._num_rows,
-            "num_steps": self.num_steps_,
-            "y_ndim": self._y_ndim,
-            "one_column": self._one_column,
-            "likelihood": likelihood,
-            "history": [vars(member.history) for member in self.members_],
-            "validation": [[member.steps, member.scores] for member in self.members_],
-            "pool": [self._pool.weights, self._pool.widths, self._pool.exponent],
-            "extra": extra or getattr(self, "extra_", {}),
-        }
-        state = {
-            "format": _FORMAT,
-            "pyro_dgp": __version__,
-            # JSON, so that what is read is plain data whatever the file says.
-            "parameters": json.dumps(parameters, default=_plain_number),
-            "fitted": json.dumps(fitted, default=_plain_number),
-            "scalers": [_numbers(self._x_scaler), _numbers(self._y_scaler)],
-            "targets": torch.as_tensor(self._pool.targets),
-            "members": members,
-        }
-        write_tensors(state, Path(path))
+    def _scaled_targets(self, y: np.ndarray) -> np.ndarray:
+        return transformed("y", self._y_scaler, y.reshape(len(y), -1)).reshape(y.shape)
 
-    @classmethod
-    def load(
-        cls, path: str | Path, device: str | None = None, dtype: str | None = None
-    ) -> "LatentDGPRegressor":
-        """Reads what :meth:`save` wrote. Predictions are the same, to the last bit on one machine.
+    @property
+    def _num_outputs(self) -> int:
+        return len(self._y_scaler.mean_)
 
-        :param path: File to read.
-        :param device: Another torch device than the model was trained on.
-        :param dtype: Another dtype, "float32" or "float64".
-        :raises ValueError: If the file is no model, damaged, or of another version.
-        :raises OSError: If it cannot be read.
-        """
-        state = read_tensors(Path(path), "model of pyro_dgp")
-        if state["format"] != _FORMAT:
-            kind, _, number = state["format"].rpartition(" ")
-            if kind == _FORMAT.rpartition(" ")[0] and number.isdigit():
-                raise ValueError(
-                    f"{path} was written by another version of pyro_dgp "
-                    f"({state.get('pyro_dgp', 'unknown')}; this is {__version__}). Fit it anew, or "
-                    "use that version."
-                )
-            raise ValueError(f"{path} is no model of pyro_dgp, but a {kind or state['format']}.")
-        parameters, fitted = json.loads(state["parameters"]), json.loads(state["fitted"])
-        parameters["device"] = device or parameters["device"]
-        parameters["dtype"] = dtype or parameters["dtype"]
-        model = cls(**parameters)
-        model._check_parameters()
-        model.n_features_in_ = fitted["n_features_in_"]
-        if fitted["feature_names"] is not None:
-            model.feature_names_in_ = np.array(fitted["feature_names"], dtype=object)
-        model._seed, model._num_rows = fitted["seed"], fitted["num_rows"]
-        model._y_ndim, model._one_column = fitted["y_ndim"], fitted["one_column"]
-        model.num_steps_, model.likelihood_ = fitted["num_steps"], fitted["likelihood"]["name"]
-        model._x_scaler, model._y_scaler = (scaler_of(**scaler) for scaler in state["scalers"])
-        weights, widths, exponent = fitted["pool"]
-        model._pool = Pool(weights, widths, exponent, state["targets"].numpy())
-        model.extra_ = fitted["extra"]
-        recipe = model._recipe(rebuilt(fitted["likelihood"]))
-        parts = zip(state["members"], fitted["history"], fitted["validation"], strict=True)
-        model.members_ = [
-            model._loaded_member(recipe, part, TrainingHistory(**history), *scores)
-            for part, history, scores in parts
-        ]
-        return model
-
-    def _loaded_member(self, recipe: Recipe, part: dict, history, steps, scores) -> Member:
-        features = (TreeFeatures if part["features"] else NoFeatures).from_state(part["features"])
-        scaler = scaler_of(**part["scaler"]) if part["scaler"] else None
-        num_inputs = self.n_features_in_ + (0 if scaler is None else len(scaler.mean_))
-        # Any data of the right shape, and that the likelihood accepts, make a model like it.
-        A = recipe.tensor(np.zeros((2, num_inputs)))
-        columns = recipe.likelihood.num_functions * len(self._y_scaler.mean_)
-        f = torch.zeros(2, columns)
-        with isolated(0):
-            y = recipe.likelihood.predictive(f, f + 1).sample().to(A.dtype)
-            options = recipe.model | {
-                "num_inducing": min(self.num_inducing, self._num_rows),
-                "likelihood": copy.deepcopy(recipe.likelihood),
-            }
-            dgp = LatentDGP.from_data(A, y, **options)
-            for name, p in dgp.named_parameters():
-                # Noise variances and intercepts may be one, or one per output.
-                p.data = p.new_empty(part["state"][name].shape)
-            dgp.load_state_dict(part["state"])
-        dgp.num_data = self._num_rows
-        return Member(features, scaler, dgp, history, steps, scores)
-
-    def _check_parameters(self) -> None:
-        for name, least in (
-            ("num_layers", 1), ("latent_dim", 0), ("num_inducing", 1), ("K", 1), ("batch_size", 1),
-            ("num_samples", 1), ("n_estimators", 1),
-        ):  # fmt: skip
-            check_integer(name, getattr(self, name), least)
-        for name in ("num_steps", "patience"):
-            if getattr(self, name) is not None:
-                check_integer(name, getattr(self, name), 1)
-        if not 0 <= self.validation_fraction < 1:
-            raise ValueError(
-                "validation_fraction must be at least 0 and below 1, but it is "
-                f"{self.validation_fraction}."
-            )
-        for name in ("lr", "time_limit"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"{name} must be positive and finite, but it is {value}.")
-        if self.dtype not in ("float32", "float64"):
-            raise ValueError(f"dtype must be float32 or float64, but it is {self.dtype!r}.")
-        if not (
-            self.features is None
-            or (isinstance(self.features, str) and self.features == "trees")
-            or (hasattr(self.features, "fit") and hasattr(self.features, "predict"))
-        ):
-            raise ValueError(
-                "features must be 'trees', None or a scikit-learn regressor, but it is "
-                f"{self.features!r}."
-            )
-        if self.kernel not in KERNELS:
-            raise ValueError(
-                f"kernel must be one of {', '.join(KERNELS)}, but it is {self.kernel!r}."
-            )
-        if isinstance(self.likelihood, str) and self.likelihood not in ("auto", *LIKELIHOODS):
-            raise ValueError(
-                f"likelihood must be auto or one of {', '.join(LIKELIHOODS)}, but it is "
-                f"{self.likelihood!r}."
-            )
-        check_device(self.device)
-
-    def _recipe(self, likelihood: Likelihood) -> Recipe:
-        model = {
-            "num_layers": self.num_layers, "latent_dim": self.latent_dim, "kernel": self.kernel,
-            "num_inducing": self.num_inducing,
-        }  # fmt: skip
-        return Recipe(
-            model, likelihood, self.features, self.K, self.batch_size, self.lr, self.patience,
-            self.dtype, self.device,
-        )  # fmt: skip
-
-    def _start_likelihood(self, y: np.ndarray) -> Likelihood:
-        """For standardised targets."""
+    def _start_likelihood(self, y: np.ndarray, train: np.ndarray) -> Likelihood:
+        y = y[train]
         targets = torch.as_tensor(y, dtype=getattr(torch, self.dtype))
         if not isinstance(self.likelihood, str) or self.likelihood != "auto":
             return likelihood_for(targets, self.likelihood)
@@ -555,16 +248,28 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
                 return rounded
         return HeteroscedasticGaussian.for_targets(targets)
 
-    def _generator(self) -> torch.Generator:
-        """The same draws for every prediction."""
-        return torch.Generator(self.device).manual_seed(self._seed)
+    def _can_pool(self, likelihood: Likelihood) -> bool:
+        return isinstance(likelihood, _POOLED)
 
-    def _check_inputs(self, X) -> np.ndarray:
-        check_is_fitted(self)
-        return validate_data(self, X, dtype=np.float64, reset=False)
+    def _pool_of(self, parts: list[HeldOut], data: Fold) -> Pool:
+        if not parts:
+            return Pool()
+        rng = np.random.default_rng(self._seed)
+        targets = spread(data.y.reshape(len(data.y), -1), data.weights, rng)
+        return Pool.fitted(parts, targets, self.dgp_.likelihood.lattice())
 
-    def _scaled_targets(self, y: np.ndarray) -> np.ndarray:
-        return transformed("y", self._y_scaler, y.reshape(len(y), -1)).reshape(y.shape)
+    @staticmethod
+    def _score(p: PredictiveMixture, y: Tensor) -> Tensor:
+        """CRPS."""
+        return p.crps(y)
+
+    def _target_state(self) -> dict:
+        scaler = numbers(self._y_scaler)
+        return {"scaler": scaler, "ndim": self._y_ndim, "one_column": self._one_column}
+
+    def _load_targets(self, state: dict) -> None:
+        self._y_scaler = scaler_of(**state["scaler"])
+        self._y_ndim, self._one_column = state["ndim"], state["one_column"]
 
     def _predict(self, X: np.ndarray, z=None) -> PredictiveMixture | Recalibrated:
         """Of checked inputs, in units of y; with the same draws every time."""
@@ -575,10 +280,14 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         )
         if z is not None:
             z = torch.as_tensor(np.atleast_1d(z)).to(next(self.dgp_.parameters()))
-            parts = self._dgp_parts(self.members_[:1], X, self.num_samples, z)
-            return PredictiveMixture(parts, self._y_ndim - 1).affine(mean, scale)
+            p = self.members_[0].predict(X, self.num_samples, self._generator(), z)
+            return p.to(torch.float64).affine(mean, scale)
         counts = self._pool.counts(self.num_samples)
-        parts = self._dgp_parts(self.members_, X, counts["dgp"])
+        parts = [
+            part
+            for member, count, generator in self._drawing(counts["dgp"])
+            for part in member.predict(X, count, generator).to(torch.float64).parts
+        ]
         lattice = self.dgp_.likelihood.lattice()
         for name, number in counts.items():
             if name == "dgp" or not number:
@@ -596,20 +305,9 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         p = PredictiveMixture(parts, self._y_ndim - 1).affine(mean, scale)
         return p if self._pool.exponent == 1 else Recalibrated(p, self._pool.exponent)
 
-    def _dgp_parts(
-        self, members: Sequence[Member], X: np.ndarray, number: int, z=None
-    ) -> list[Distribution]:
-        edges = np.linspace(0, number, len(members) + 1).round().astype(int)
-        return [
-            part
-            for member, count in zip(members, np.diff(edges).tolist(), strict=True)
-            if count
-            for part in member.predict(X, count, self._generator(), z).to(torch.float64).parts
-        ]
-
     def _predictions(self, X: np.ndarray) -> Iterator[PredictiveMixture]:
         """Predictive distributions of checked inputs, some rows at a time."""
-        rows = max(1, _CHUNK // (self.num_samples * len(self._y_scaler.mean_)))
+        rows = max(1, _CHUNK // (self.num_samples * self._num_outputs))
         for start in range(0, len(X), rows):
             yield self._predict(X[start : start + rows])
 
@@ -619,7 +317,7 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, reset=False
         )
         y = torch.as_tensor(np.asarray(y, dtype=np.float64))
-        outputs = () if self._y_ndim == 1 else (len(self._y_scaler.mean_),)
+        outputs = () if self._y_ndim == 1 else (self._num_outputs,)
         if self._one_column and y.shape[1:] == (1,):
             y = y[:, 0]
         if y.shape[1:] != outputs:
@@ -635,37 +333,9 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         return values[:, None] if self._one_column else values
 
 
-def _counting(
-    X: np.ndarray, y: np.ndarray, sample_weight
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """The rows that count, and how much."""
-    if sample_weight is None:
-        return X, y, None
-    weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-    some = weights > 0
-    if some.sum() < 2:
-        raise ValueError("sample_weight must be positive for two rows at least.")
-    weights = weights[some] / weights[some].mean()
-    return X[some], y[some], None if np.allclose(weights, 1.0) else weights
-
-
 def _scales(likelihood) -> bool:
     """Whether targets are real numbers, or a lattice of them, which standardising leaves so."""
     if isinstance(likelihood, str):
         likelihood = LIKELIHOODS.get(likelihood, HeteroscedasticGaussian)
     kind = likelihood if isinstance(likelihood, type) else type(likelihood)
     return kind.support is constraints.real and (not kind.discrete or issubclass(kind, Rounded))
-
-
-def _name(likelihood: Likelihood) -> str:
-    names = [name for name, cls in LIKELIHOODS.items() if type(likelihood) is cls]
-    return names[0] if names else type(likelihood).__name__
-
-
-def _numbers(scaler) -> dict[str, torch.Tensor]:
-    return {"mean": torch.as_tensor(scaler.mean_), "scale": torch.as_tensor(scaler.scale_)}
-
-
-def _plain_number(value):
-    """NumPy's scalars, for JSON."""
-    return value.item()

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from sklearn.preprocessing import StandardScaler
 
-__all__ = ["fitted_scaler", "scaler_of", "transformed"]
+__all__ = ["fitted_scaler", "numbers", "scaler_of", "transformed"]
 
 
 def fitted_scaler(name: str, values: np.ndarray, weights: np.ndarray | None = None):
@@ -48,3 +48,8 @@ def transformed(name: str, scaler: StandardScaler, values: np.ndarray) -> np.nda
             "training rows away from their mean. Remove the outlier, or transform the column."
         )
     return scaled
+
+
+def numbers(scaler) -> dict[str, torch.Tensor]:
+    """Of which :func:`scaler_of` makes it again."""
+    return {"mean": torch.as_tensor(scaler.mean_), "scale": torch.as_tensor(scaler.scale_)}

@@ -1,0 +1,439 @@
+"""What the regressor and the classifier share: parameters, training, model files."""
+
+import copy
+import glob
+import json
+import math
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from torch import Tensor
+
+from pyro_dgp import __version__
+from pyro_dgp._checks import check_device, check_integer
+from pyro_dgp._files import read_tensors, write_tensors
+from pyro_dgp.gp import LatentDGP, PredictiveMixture
+from pyro_dgp.gp.kernels import KERNELS
+from pyro_dgp.gp.likelihoods import LIKELIHOODS, Likelihood, described, rebuilt
+from pyro_dgp.infer import TrainingHistory
+from pyro_dgp.sklearn.features import NoFeatures, TreeFeatures
+from pyro_dgp.sklearn.members import Fold, Member, Recipe, isolated
+from pyro_dgp.sklearn.pool import HeldOut
+from pyro_dgp.sklearn.scaling import fitted_scaler, numbers, scaler_of, transformed
+from pyro_dgp.sklearn.schedule import Schedule, fit_all
+
+__all__ = ["LatentDGPEstimator", "counting"]
+
+_FORMAT = "pyro_dgp model 3"
+# Fewer rows than this are too few to hold some out.
+_LEAST_TO_SPLIT, _LEAST_TO_POOL = 30, 20
+# More training rows than this take twice the steps.
+_MANY_ROWS = 5000
+# More rows would make a score slower, and hardly better.
+_MOST_HELD_OUT = 2000
+
+
+class LatentDGPEstimator(BaseEstimator):
+    """An estimator made of :class:`~pyro_dgp.sklearn.members.Member` and a pool.
+
+    A subclass checks targets, brings them to the scale of training and back, and says how
+    distributions are pooled.
+    """
+
+    # Of the likelihood's names, those that "auto" and users choose from.
+    _likelihoods: tuple[str, ...]
+    # Of what a pool is made.
+    _pool_class: type
+    # What ``features`` may be beside "trees" and None, and the method that it needs.
+    _base, _base_method = "regressor", "predict"
+
+    def __init__(
+        self,
+        *,
+        likelihood="auto",
+        features="trees",
+        pool: bool = True,
+        n_estimators: int = 1,
+        num_layers: int = 2,
+        latent_dim: int = 1,
+        kernel: str = "rbf",
+        num_inducing: int = 128,
+        K: int = 10,
+        num_steps: int | None = None,
+        batch_size: int = 64,
+        lr: float = 0.02,
+        time_limit: float | None = None,
+        validation_fraction: float = 0.0,
+        patience: int | None = 15,
+        num_samples: int = 500,
+        n_jobs: int | None = None,
+        dtype: str = "float32",
+        device: str = "cpu",
+        checkpoint: str | Path | None = None,
+        random_state=None,
+        verbose: bool = False,
+    ) -> None:
+        self.likelihood = likelihood
+        self.features = features
+        self.pool = pool
+        self.n_estimators = n_estimators
+        self.num_layers = num_layers
+        self.latent_dim = latent_dim
+        self.kernel = kernel
+        self.num_inducing = num_inducing
+        self.K = K
+        self.num_steps = num_steps
+        self.batch_size = batch_size
+        self.lr = lr
+        self.time_limit = time_limit
+        self.validation_fraction = validation_fraction
+        self.patience = patience
+        self.num_samples = num_samples
+        self.n_jobs = n_jobs
+        self.dtype = dtype
+        self.device = device
+        self.checkpoint = checkpoint
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def _fit(self, X: np.ndarray, y: np.ndarray, weights: np.ndarray | None, start: float) -> None:
+        """
+        :param numpy.ndarray X: Checked, [N, D].
+        :param numpy.ndarray y: Checked, [N] or [N, P], in the users' units.
+        :param weights: Positive, [N], or None.
+        :param float start: When the time limit began, of ``time.perf_counter``.
+        """
+        seed = int(check_random_state(self.random_state).randint(2**31))
+        order = np.random.default_rng(seed).permutation(len(X))
+        held_out = min(round(self.validation_fraction * len(X)), _MOST_HELD_OUT)
+        if len(X) < _LEAST_TO_SPLIT:
+            held_out = 0
+        # Sorted: training shuffles rows by itself.
+        test, train = np.sort(order[:held_out]), np.sort(order[held_out:])
+        w = None if weights is None else weights[train]
+        self._x_scaler = fitted_scaler("X", X[train], w)
+        self._fit_target_scale(y[train], w)
+        self._num_rows, self._seed = len(train), seed
+        rows = Fold(transformed("X", self._x_scaler, X), self._scaled_targets(y), weights)
+        recipe = self._recipe(self._start_likelihood(rows.y, train))
+        self.likelihood_ = _name(recipe.likelihood)
+        wanted = self.num_steps or (2000 if len(train) <= _MANY_ROWS else 4000)
+        pooled = self.pool and self._can_pool(recipe.likelihood) and len(train) >= _LEAST_TO_POOL
+        fits = fit_all(
+            recipe,
+            rows[train],
+            seed=seed,
+            held_out=rows[test] if held_out else None,
+            schedule=Schedule(
+                num_steps=wanted,
+                num_members=self.n_estimators,
+                pooled=pooled,
+                deadline=None if self.time_limit is None else start + self.time_limit,
+                n_jobs=self.n_jobs,
+                progress=self.verbose,
+                checkpoint=None if self.checkpoint is None else Path(self.checkpoint),
+            ),
+        )
+        self.members_, self.num_steps_ = fits.members, fits.num_steps
+        self._pool = self._pool_of(fits.held_out, rows[train])
+        if fits.num_steps < wanted:
+            warnings.warn(
+                f"time_limit={self.time_limit} leaves time for {fits.num_steps} of {wanted} "
+                f"steps; it took {time.perf_counter() - start:.0f} s.",
+                ConvergenceWarning,
+                stacklevel=3,
+            )
+
+    def _fit_target_scale(self, y: np.ndarray, weights: np.ndarray | None) -> None:
+        """Learns from training targets what :meth:`_scaled_targets` does."""
+
+    def _scaled_targets(self, y: np.ndarray) -> np.ndarray:
+        """As training takes them."""
+        return y
+
+    @property
+    def _num_outputs(self) -> int:
+        """P."""
+        return 1
+
+    def _start_likelihood(self, y: np.ndarray, train: np.ndarray) -> Likelihood:
+        """For targets on the scale of training, of which ``train`` are the training rows."""
+        raise NotImplementedError
+
+    def _can_pool(self, likelihood: Likelihood) -> bool:
+        raise NotImplementedError
+
+    def _pool_of(self, parts: list[HeldOut], data: Fold):
+        """A pool, chosen on held-out rows; the deep GP alone if there are none."""
+        raise NotImplementedError
+
+    def _target_state(self) -> dict:
+        """What a file keeps of targets: tensors and plain data."""
+        raise NotImplementedError
+
+    def _load_targets(self, state: dict) -> None:
+        raise NotImplementedError
+
+    @staticmethod
+    def _columns(y: np.ndarray, likelihood: Likelihood) -> np.ndarray:
+        """Targets as numbers, [N, Q], which features are made for."""
+        return y.reshape(len(y), -1)
+
+    @staticmethod
+    def _score(p: PredictiveMixture, y: Tensor) -> Tensor:
+        """What the best parameters have least of on held-out rows, [N] or [N, P]."""
+        raise NotImplementedError
+
+    @property
+    def dgp_(self) -> LatentDGP:
+        """The first member's deep GP, on the standardised scale."""
+        return self.members_[0].dgp
+
+    @property
+    def history_(self) -> TrainingHistory:
+        """The first member's."""
+        return self.members_[0].history
+
+    @property
+    def validation_steps_(self) -> np.ndarray:
+        """Steps at which the first member was scored on held-out rows."""
+        return np.array(self.members_[0].steps)
+
+    @property
+    def pool_weights_(self) -> dict[str, float]:
+        """Weights of the deep GP ("dgp"), of the trees and of what is so whatever the inputs."""
+        return dict(self._pool.weights)
+
+    @property
+    def exponent_(self) -> float:
+        """Of the pool's recalibration; 1 for none."""
+        return self._pool.exponent
+
+    def checkpoints(self) -> list[Path]:
+        """Files that ``fit`` has written at ``checkpoint``, to be removed when it is done."""
+        if self.checkpoint is None:
+            return []
+        first = Path(self.checkpoint)
+        others = (p for p in first.parent.glob(f"{glob.escape(first.name)}.*"))
+        return [p for p in (first, *others) if p == first or p.suffix[1:].isdigit()]
+
+    def save(self, path: str | Path, **extra) -> None:
+        """Writes the fitted model to one file, which :meth:`load` reads without running code.
+
+        :param path: File to write; it is the old one or the new one whenever the process is killed.
+        :param extra: More to keep: numbers, strings, lists and dicts, the ``extra_`` of a loaded
+            model.
+        :raises NotFittedError: If it has not been fitted.
+        :raises ValueError: If ``features`` is a regressor, or the likelihood has no name.
+        """
+        check_is_fitted(self)
+        likelihood = described(self.dgp_.likelihood)
+        parameters = self.get_params(deep=False) | {"checkpoint": None, "device": str(self.device)}
+        if not isinstance(self.likelihood, str):
+            parameters["likelihood"] = likelihood["name"]
+        if not isinstance(self.random_state, int | np.integer | None):
+            parameters["random_state"] = None  # a generator, whose number is kept below
+        names = getattr(self, "feature_names_in_", None)
+        members = [
+            {
+                "features": member.features.state(),
+                "scaler": numbers(member.scaler) if member.num_features else {},
+                "state": member.dgp.state_dict(),
+            }
+            for member in self.members_
+        ]
+        if not isinstance(self.features, str | None):
+            parameters["features"] = None
+        fitted = {
+            "n_features_in_": self.n_features_in_,
+            "feature_names": None if names is None else names.tolist(),
+            "seed": self._seed,
+            "num_rows": self._num_rows,
+            "num_steps": self.num_steps_,
+            "likelihood": likelihood,
+            "history": [vars(member.history) for member in self.members_],
+            "validation": [[member.steps, member.scores] for member in self.members_],
+            "extra": extra or getattr(self, "extra_", {}),
+        }
+        state = {
+            "format": _FORMAT,
+            "class": type(self).__name__,
+            "pyro_dgp": __version__,
+            # JSON, so that what is read is plain data whatever the file says.
+            "parameters": json.dumps(parameters, default=_plain_number),
+            "fitted": json.dumps(fitted, default=_plain_number),
+            "scaler": numbers(self._x_scaler),
+            "targets": self._target_state(),
+            "pool": self._pool.state(),
+            "members": members,
+        }
+        write_tensors(state, Path(path))
+
+    @classmethod
+    def load(
+        cls, path: str | Path, device: str | None = None, dtype: str | None = None
+    ) -> "LatentDGPEstimator":
+        """Reads what :meth:`save` wrote. Predictions are the same, to the last bit on one machine.
+
+        :param path: File to read.
+        :param device: Another torch device than the model was trained on.
+        :param dtype: Another dtype, "float32" or "float64".
+        :raises ValueError: If the file is no model, damaged, or of another version.
+        :raises OSError: If it cannot be read.
+        """
+        state = read_tensors(Path(path), "model of pyro_dgp")
+        if state["format"] != _FORMAT:
+            kind, _, number = state["format"].rpartition(" ")
+            if kind == _FORMAT.rpartition(" ")[0] and number.isdigit():
+                raise ValueError(
+                    f"{path} was written by another version of pyro_dgp "
+                    f"({state.get('pyro_dgp', 'unknown')}; this is {__version__}). Fit it anew, or "
+                    "use that version."
+                )
+            raise ValueError(f"{path} is no model of pyro_dgp, but a {kind or state['format']}.")
+        if state["class"] != cls.__name__:
+            raise ValueError(f"{path} is a {state['class']}, which {state['class']}.load reads.")
+        parameters, fitted = json.loads(state["parameters"]), json.loads(state["fitted"])
+        parameters["device"] = device or parameters["device"]
+        parameters["dtype"] = dtype or parameters["dtype"]
+        model = cls(**parameters)
+        model._check_parameters()
+        model.n_features_in_ = fitted["n_features_in_"]
+        if fitted["feature_names"] is not None:
+            model.feature_names_in_ = np.array(fitted["feature_names"], dtype=object)
+        model._seed, model._num_rows = fitted["seed"], fitted["num_rows"]
+        model.num_steps_, model.likelihood_ = fitted["num_steps"], fitted["likelihood"]["name"]
+        model._x_scaler = scaler_of(**state["scaler"])
+        model._load_targets(state["targets"])
+        model._pool = model._pool_class.from_state(state["pool"])
+        model.extra_ = fitted["extra"]
+        recipe = model._recipe(rebuilt(fitted["likelihood"]))
+        parts = zip(state["members"], fitted["history"], fitted["validation"], strict=True)
+        model.members_ = [
+            model._loaded_member(recipe, part, TrainingHistory(**history), *scores)
+            for part, history, scores in parts
+        ]
+        return model
+
+    def _loaded_member(self, recipe: Recipe, part: dict, history, steps, scores) -> Member:
+        features = (TreeFeatures if part["features"] else NoFeatures).from_state(part["features"])
+        scaler = scaler_of(**part["scaler"]) if part["scaler"] else None
+        num_inputs = self.n_features_in_ + (0 if scaler is None else len(scaler.mean_))
+        # Any data of the right shape, and that the likelihood accepts, make a model like it.
+        A = recipe.tensor(np.zeros((2, num_inputs)))
+        columns = recipe.likelihood.num_functions * self._num_outputs
+        f = torch.zeros(2, columns)
+        with isolated(0):
+            y = recipe.likelihood.predictive(f, f + 1).sample().to(A.dtype)
+            options = recipe.model | {
+                "num_inducing": min(self.num_inducing, self._num_rows),
+                "likelihood": copy.deepcopy(recipe.likelihood),
+            }
+            dgp = LatentDGP.from_data(A, y, **options)
+            for name, p in dgp.named_parameters():
+                # Noise variances and intercepts may be one, or one per output.
+                p.data = p.new_empty(part["state"][name].shape)
+            dgp.load_state_dict(part["state"])
+        dgp.num_data = self._num_rows
+        return Member(features, scaler, dgp, history, steps, scores)
+
+    def _check_parameters(self) -> None:
+        for name, least in (
+            ("num_layers", 1), ("latent_dim", 0), ("num_inducing", 1), ("K", 1), ("batch_size", 1),
+            ("num_samples", 1), ("n_estimators", 1),
+        ):  # fmt: skip
+            check_integer(name, getattr(self, name), least)
+        for name in ("num_steps", "patience"):
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name), 1)
+        if not 0 <= self.validation_fraction < 1:
+            raise ValueError(
+                "validation_fraction must be at least 0 and below 1, but it is "
+                f"{self.validation_fraction}."
+            )
+        for name in ("lr", "time_limit"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name} must be positive and finite, but it is {value}.")
+        if self.dtype not in ("float32", "float64"):
+            raise ValueError(f"dtype must be float32 or float64, but it is {self.dtype!r}.")
+        if not (
+            self.features is None
+            or (isinstance(self.features, str) and self.features == "trees")
+            or (hasattr(self.features, "fit") and hasattr(self.features, self._base_method))
+        ):
+            raise ValueError(
+                f"features must be 'trees', None or a scikit-learn {self._base}, but it is "
+                f"{self.features!r}."
+            )
+        if self.kernel not in KERNELS:
+            raise ValueError(
+                f"kernel must be one of {', '.join(KERNELS)}, but it is {self.kernel!r}."
+            )
+        if isinstance(self.likelihood, str) and self.likelihood not in self._likelihoods:
+            raise ValueError(
+                f"likelihood must be one of {', '.join(self._likelihoods)}, but it is "
+                f"{self.likelihood!r}."
+            )
+        check_device(self.device)
+        if self.checkpoint is not None and not isinstance(self.random_state, int | np.integer):
+            raise ValueError(
+                "checkpoint needs an integer random_state: the run that goes on must be the same."
+            )
+
+    def _recipe(self, likelihood: Likelihood) -> Recipe:
+        model = {
+            "num_layers": self.num_layers, "latent_dim": self.latent_dim, "kernel": self.kernel,
+            "num_inducing": self.num_inducing,
+        }  # fmt: skip
+        return Recipe(
+            model, likelihood, self.features, self._columns, self._score, self.K, self.batch_size,
+            self.lr, self.patience, self.dtype, self.device,
+        )  # fmt: skip
+
+    def _generator(self) -> torch.Generator:
+        """The same draws for every prediction."""
+        return torch.Generator(self.device).manual_seed(self._seed)
+
+    def _drawing(self, number: int) -> Iterator[tuple[Member, int, torch.Generator]]:
+        """Members, how many of so many components each predicts, and their draws."""
+        edges = np.linspace(0, number, len(self.members_) + 1).round().astype(int)
+        for member, count in zip(self.members_, np.diff(edges).tolist(), strict=True):
+            if count:
+                yield member, count, self._generator()
+
+    def _check_inputs(self, X) -> np.ndarray:
+        check_is_fitted(self)
+        return validate_data(self, X, dtype=np.float64, reset=False)
+
+
+def counting(
+    X: np.ndarray, y: np.ndarray, sample_weight
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """The rows that count, and how much."""
+    if sample_weight is None:
+        return X, y, None
+    weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+    some = weights > 0
+    if some.sum() < 2:
+        raise ValueError("sample_weight must be positive for two rows at least.")
+    weights = weights[some] / weights[some].mean()
+    return X[some], y[some], None if np.allclose(weights, 1.0) else weights
+
+
+def _name(likelihood: Likelihood) -> str:
+    names = [name for name, cls in LIKELIHOODS.items() if type(likelihood) is cls]
+    return names[0] if names else type(likelihood).__name__
+
+
+def _plain_number(value):
+    """NumPy's scalars, for JSON."""
+    return value.item()

@@ -1,0 +1,146 @@
+r"""The pool of a classifier: of the deep GP's probabilities, the trees' and the classes' shares.
+
+.. math:: p(c) \propto \Big(\sum_k w_k\, p_k(c)\Big)^a
+
+The weights are those with which held-out classes are likeliest: their log likelihood is concave,
+and each EM step makes it larger. The exponent a, an inverse temperature, undoes what pooling
+blurs, where that helps by more than a standard error.
+
+Sources: Yao et al. (2018), "Using stacking to average Bayesian predictive distributions"; Guo et
+al. (2017), "On calibration of modern neural networks", for the temperature.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from pyro_dgp.sklearn.pool import HeldOut
+
+__all__ = ["ClassPool", "indicators", "likeliest_exponent", "likeliest_weights", "probabilities"]
+
+_EM_STEPS = 1000
+# Weights below this are none.
+_LEAST = 1e-3
+# Exponents from a half to two and a half, evenly spaced in their logarithms.
+_EXPONENTS = np.geomspace(0.5, 2.5, 25)
+
+
+@dataclass
+class ClassPool:
+    """Weights and exponent of a pool; by default the deep GP alone.
+
+    :param dict weights: Of "dgp", "trees" and "marginal"; their sum is 1.
+    :param float exponent: a; 1 for none.
+    :param numpy.ndarray shares: Of the classes among training rows, [C].
+    """
+
+    weights: dict[str, float] = field(default_factory=lambda: {"dgp": 1.0})
+    exponent: float = 1.0
+    shares: np.ndarray = field(default_factory=lambda: np.empty(0))
+
+    @classmethod
+    def fitted(cls, parts: Sequence[HeldOut], shares: np.ndarray) -> "ClassPool":
+        """The pool with which classes of rows held out are likeliest.
+
+        :param parts: Of different rows.
+        :param numpy.ndarray shares: Of the classes among training rows, [C], positive.
+        """
+        y = np.concatenate([part.y[:, 0] for part in parts]).astype(int)
+        weights = None
+        if parts[0].weights is not None:
+            weights = np.concatenate([part.weights for part in parts])
+        found = {"dgp": np.concatenate([probabilities(part.dgp) for part in parts])}
+        if parts[0].samples is not None:
+            found["trees"] = np.concatenate([part.samples.mean(0) for part in parts])
+        found["marginal"] = np.broadcast_to(shares, found["dgp"].shape)
+        rows = np.arange(len(y))
+        w = likeliest_weights(np.stack([p[rows, y] for p in found.values()], 1), weights)
+        # The next row may be of a class that the others exclude.
+        w = (w * len(y) + [name == "marginal" for name in found]) / (len(y) + 1)
+        pooled = sum(w_k * p_k for w_k, p_k in zip(w, found.values(), strict=True))
+        exponent = likeliest_exponent(pooled, y, weights)
+        return cls(dict(zip(found, w.tolist(), strict=True)), exponent, shares)
+
+    def state(self) -> dict:
+        """Tensors and plain data, for a file."""
+        return vars(self) | {"shares": torch.as_tensor(self.shares)}
+
+    @classmethod
+    def from_state(cls, state: dict) -> "ClassPool":
+        """Of :meth:`state`."""
+        return cls(**state | {"shares": state["shares"].numpy()})
+
+    def pooled(self, dgp: np.ndarray, trees: np.ndarray | None) -> np.ndarray:
+        """Probabilities of classes, [N, C].
+
+        :param numpy.ndarray dgp: The deep GP's, [N, C].
+        :param trees: The trees', [N, C]; None where they have no weight.
+        """
+        p = self.weights["dgp"] * dgp
+        if trees is not None:
+            p = p + self.weights["trees"] * trees
+        if self.weights.get("marginal"):
+            p = p + self.weights["marginal"] * self.shares
+        return _sharpened(p, self.exponent)
+
+
+def indicators(y: np.ndarray, num_classes: int) -> np.ndarray:
+    """One column a class, [N, C], of classes [N]."""
+    return (y[:, None] == np.arange(num_classes)).astype(float)
+
+
+def probabilities(p) -> np.ndarray:
+    """Of classes, [N, C], by a predictive distribution of Categorical, Ordinal or Bernoulli."""
+    found = p.probs.to(torch.float64).cpu().numpy()
+    if found.ndim == 1:
+        found = np.stack([1 - found, found], 1)
+    return found / found.sum(1, keepdims=True)
+
+
+def likeliest_weights(p: np.ndarray, row_weights: np.ndarray | None = None) -> np.ndarray:
+    """Weights, not negative and with sum 1, of largest mean log probability.
+
+    :param numpy.ndarray p: Probabilities by K models of what happened, [n, K].
+    :param row_weights: [n], or None for all alike.
+    :returns: [K].
+    """
+    share = np.full(len(p), 1 / len(p)) if row_weights is None else row_weights / row_weights.sum()
+    w = np.full(p.shape[1], 1 / p.shape[1])
+    for _ in range(_EM_STEPS):
+        joint = w * p
+        w = share @ (joint / joint.sum(1, keepdims=True).clip(np.finfo(float).tiny))
+    w = np.where(w < _LEAST, 0, w)
+    return w / w.sum()
+
+
+def likeliest_exponent(
+    p: np.ndarray, y: np.ndarray, row_weights: np.ndarray | None = None
+) -> float:
+    """The exponent of largest mean log probability; 1 unless better by a standard error.
+
+    :param numpy.ndarray p: Probabilities of classes, [n, C].
+    :param numpy.ndarray y: Classes, [n].
+    :param row_weights: [n], or None for all alike.
+    """
+    rows, best, most = np.arange(len(y)), 1.0, 0.0
+    plain = _log(p[rows, y])
+    for exponent in _EXPONENTS:
+        gain = _log(_sharpened(p, exponent)[rows, y]) - plain
+        mean = np.average(gain, weights=row_weights)
+        error = gain.std() / math.sqrt(len(gain))
+        if mean > max(most, error):
+            best, most = float(exponent), mean
+    return best
+
+
+def _sharpened(p: np.ndarray, exponent: float) -> np.ndarray:
+    if exponent != 1:
+        p = (p / p.max(1, keepdims=True)) ** exponent
+    return p / p.sum(1, keepdims=True)
+
+
+def _log(p: np.ndarray) -> np.ndarray:
+    return np.log(p.clip(np.finfo(float).tiny))

@@ -1,0 +1,171 @@
+"""The latent-variable deep GP as a scikit-learn classifier."""
+
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from sklearn.base import ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import column_or_1d, validate_data
+from torch import Tensor
+
+from pyro_dgp.gp import PredictiveMixture
+from pyro_dgp.gp.likelihoods import LIKELIHOODS, Bernoulli, Likelihood
+from pyro_dgp.sklearn.base import LatentDGPEstimator, counting
+from pyro_dgp.sklearn.classes import ClassPool, indicators, probabilities
+from pyro_dgp.sklearn.members import Fold
+from pyro_dgp.sklearn.pool import HeldOut
+from pyro_dgp.sklearn.scaling import transformed
+
+__all__ = ["LatentDGPClassifier"]
+
+# Numbers that one prediction may hold: 2^22 doubles are 32 MiB.
+_CHUNK = 2**22
+
+
+class LatentDGPClassifier(ClassifierMixin, LatentDGPEstimator):
+    """Classification with probabilities that can be taken at their word.
+
+    A :class:`~pyro_dgp.gp.LatentDGP` with a likelihood of classes, on the inputs and what a forest
+    that has not seen the row says of it; its probabilities are pooled with the forest's own and
+    with the classes' shares, as far as that helps on rows held out.
+
+    >>> model = LatentDGPClassifier(random_state=0).fit(X, y)
+    >>> model.predict_proba(X_new)  # a column for each of model.classes_
+
+    Sources: Rudner et al. (2021) for the model; :mod:`~pyro_dgp.sklearn.features` and
+    :mod:`~pyro_dgp.sklearn.classes` for what stands beside it.
+
+    Parameters are those of :class:`~pyro_dgp.sklearn.LatentDGPRegressor`, but for:
+
+    :param str likelihood: "bernoulli" for two classes, "categorical", or "ordinal" for classes
+        whose order is that of ``classes_``, i.e. of numbers or of the alphabet. "auto" takes
+        "bernoulli" for two classes and else "categorical".
+    :param features: "trees" for mean and log standard deviation over 200 extra trees of the
+        probability of each class; a scikit-learn classifier, for its cross-fitted probabilities;
+        None for none.
+    :param bool pool: Pool as above. The weights, and an exponent of the pooled probabilities, are
+        those with which classes of held-out rows are likeliest.
+    :param float validation_fraction: As there; what is scored is the log loss.
+
+    After ``fit``, ``classes_`` are the classes, sorted, and ``validation_log_loss_`` the scores
+    on held-out rows; the other attributes are the regressor's.
+    """
+
+    _likelihoods = ("auto", "bernoulli", "categorical", "ordinal")
+    _pool_class = ClassPool
+    _base, _base_method = "classifier", "predict_proba"
+
+    def fit(self, X, y, sample_weight=None) -> "LatentDGPClassifier":
+        """
+        :param X: Inputs, [N, D]: an array or a data frame of numbers.
+        :param y: Classes, [N]: numbers or strings.
+        :param sample_weight: How much rows count, relative to one another, [N]: training meets
+            rows in proportion, and those of weight 0 not at all.
+        :raises ValueError: If the inputs hold NaN or infinity, there is one class only, more than
+            two for "bernoulli", or a parameter is out of range.
+        :raises NonFiniteError: If training diverged.
+        """
+        start = time.perf_counter()
+        self._check_parameters()
+        X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
+        check_classification_targets(y)
+        X, y, weights = counting(X, column_or_1d(y, warn=True), sample_weight)
+        self.classes_, y = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(
+                f"y has one class only, {self.classes_[0]!r}, where weights are positive: there "
+                "is nothing to tell apart."
+            )
+        if self._name() == "bernoulli" and len(self.classes_) > 2:
+            raise ValueError(
+                f"likelihood='bernoulli' is for two classes, but y has {len(self.classes_)}: use "
+                "'categorical' or 'ordinal'."
+            )
+        self._fit(X, y, weights, start)
+        return self
+
+    @property
+    def validation_log_loss_(self) -> np.ndarray:
+        """The first member's mean log loss on held-out rows."""
+        return np.array(self.members_[0].scores)
+
+    def predict_proba(self, X) -> np.ndarray:
+        """Probabilities of classes.
+
+        :param X: [N, D].
+        :returns: [N, C], in the order of ``classes_``.
+        """
+        return np.concatenate(list(self._predictions(self._check_inputs(X))))
+
+    def predict_log_proba(self, X) -> np.ndarray:
+        """Logarithms of :meth:`predict_proba`."""
+        with np.errstate(divide="ignore"):
+            return np.log(self.predict_proba(X))
+
+    def predict(self, X) -> np.ndarray:
+        """The likeliest classes, [N].
+
+        :param X: [N, D].
+        """
+        likeliest = self.predict_proba(X).argmax(1)
+        return self.classes_[likeliest]
+
+    def _predictions(self, X: np.ndarray) -> Iterator[np.ndarray]:
+        """Probabilities, some rows at a time."""
+        rows = max(1, _CHUNK // (self.num_samples * len(self.classes_)))
+        for start in range(0, len(X), rows):
+            part = transformed("X", self._x_scaler, X[start : start + rows])
+            dgp = sum(
+                count / self.num_samples * probabilities(member.predict(part, count, generator))
+                for member, count, generator in self._drawing(self.num_samples)
+            )
+            trees = None
+            if self._pool.weights.get("trees"):
+                trees = self.members_[0].features.samples(part).mean(0)
+            yield self._pool.pooled(dgp, trees)
+
+    def _check_parameters(self) -> None:
+        if not isinstance(self.likelihood, str):
+            raise ValueError(
+                f"likelihood must be one of {', '.join(self._likelihoods)}, but it is "
+                f"{self.likelihood!r}."
+            )
+        super()._check_parameters()
+
+    def _name(self) -> str:
+        if self.likelihood != "auto":
+            return self.likelihood
+        return "bernoulli" if len(self.classes_) == 2 else "categorical"
+
+    def _start_likelihood(self, y: np.ndarray, train: np.ndarray) -> Likelihood:
+        # Of all rows: those that train may lack a class.
+        return LIKELIHOODS[self._name()].for_targets(torch.as_tensor(y))
+
+    def _can_pool(self, likelihood: Likelihood) -> bool:
+        return True
+
+    def _pool_of(self, parts: list[HeldOut], data: Fold) -> ClassPool:
+        if not parts:
+            return ClassPool()
+        shares = np.bincount(data.y, data.weights, len(self.classes_)) + 0.5
+        return ClassPool.fitted(parts, shares / shares.sum())
+
+    @staticmethod
+    def _columns(y: np.ndarray, likelihood: Likelihood) -> np.ndarray:
+        return indicators(y, 2 if isinstance(likelihood, Bernoulli) else likelihood.num_classes)
+
+    @staticmethod
+    def _score(p: PredictiveMixture, y: Tensor) -> Tensor:
+        """Log loss."""
+        return -p.log_prob(y)
+
+    def _target_state(self) -> dict:
+        return {"classes": self.classes_.tolist(), "kind": self.classes_.dtype.str}
+
+    def _load_targets(self, state: dict) -> None:
+        kind = np.dtype(state["kind"])
+        if kind.kind not in "biufUO":
+            raise ValueError(f"Classes of dtype {kind} are no numbers or strings.")
+        self.classes_ = np.array(state["classes"], dtype=kind)
