@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from scipy.stats import norm
 
 pytest.importorskip("sklearn")
 
@@ -100,6 +101,22 @@ def test_a_pool_is_one_distribution():
     below = model.cdf(x, grid)
     crps = np.trapezoid((below - (grid >= y[0])) ** 2, grid)
     assert model.crps(X[:1], y[:1])[0] == pytest.approx(crps, abs=3e-3)
+
+
+@pytest.mark.parametrize("digits", [1, 6])
+def test_no_outcome_is_impossible(digits):
+    X, y = data(80)
+    y = (0.1 * X[:, 0] + 0.01 * y).round(digits)
+    model = whole(num_samples=500, validation_fraction=0.0).fit(X, y)
+    assert model.likelihood_ == ("rounded" if digits == 1 else "heteroscedastic")
+    model._pool.exponent = 1.0  # which may sharpen tails
+    far = y.mean() + 4 * y.std() * np.sign(y.mean() - model.predict(X))
+    # The normal distribution of all targets, of which one component in 500 is.
+    least = norm.logpdf(4) - np.log(y.std()) - np.log(500)
+    step = 0.1 if digits == 1 else 1.0
+    far = far.round(digits)
+    assert (model.log_density(X, far) > least + np.log(step) - 1).all()
+    assert whole(pool=False).fit(X, y)._pool.counts(500) == {"dgp": 500, "normal": 0}
 
 
 def test_rounded_targets_are_found():

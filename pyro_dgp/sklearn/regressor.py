@@ -282,7 +282,7 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
             z = torch.as_tensor(np.atleast_1d(z)).to(next(self.dgp_.parameters()))
             p = self.members_[0].predict(X, self.num_samples, self._generator(), z)
             return p.to(torch.float64).affine(mean, scale)
-        counts = self._pool.counts(self.num_samples)
+        counts, P = self._pool.counts(self.num_samples), self._num_outputs
         parts = [
             part
             for member, count, generator in self._drawing(counts["dgp"])
@@ -295,13 +295,12 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
             if name == "trees":
                 sample = self.members_[0].features.samples(X)
             else:
-                sample = np.broadcast_to(self._pool.targets[:, None], (
-                    len(self._pool.targets), len(X), self._pool.targets.shape[1]
-                ))  # fmt: skip
+                centres = {"marginal": self._pool.targets, "normal": np.zeros((1, P))}[name]
+                sample = np.broadcast_to(centres[:, None], (len(centres), len(X), P))
             # Trees are alike, and targets in order: every so many of them.
             some = np.floor((np.arange(number) + 0.5) * len(sample) / number).astype(int)
             sample = sample[some] if self._y_ndim == 2 else sample[some, :, 0]
-            parts.append(kernels(sample, self._pool.widths[name], lattice))
+            parts.append(kernels(sample, self._pool.widths.get(name, 1.0), lattice))
         p = PredictiveMixture(parts, self._y_ndim - 1).affine(mean, scale)
         return p if self._pool.exponent == 1 else Recalibrated(p, self._pool.exponent)
 

@@ -4,6 +4,7 @@ from pathlib import Path
 import joblib
 import pyro
 import pytest
+from joblib.externals.loky import get_reusable_executor
 
 from pyro_dgp.experiments.runs import RunConfig, record_path
 from pyro_dgp.experiments.sweep import sweep
@@ -18,8 +19,11 @@ CONFIGS = [
 
 
 @pytest.fixture(autouse=True)
-def _uci(monkeypatch):
+def _uci(monkeypatch, tmp_path):
     monkeypatch.setenv("PYRO_DGP_DATA", str(DATA))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    # Processes that other tests have left know nothing of it.
+    get_reusable_executor().shutdown()
 
 
 def without_times(records):
