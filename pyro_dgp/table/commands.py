@@ -2,6 +2,8 @@
 
 import argparse
 import sys
+import time
+import warnings
 from contextlib import suppress
 from pathlib import Path
 
@@ -42,6 +44,13 @@ def add_fit(commands) -> None:
     )
     fit.add_argument(
         "--steps", type=int, default=None, help="most training steps (default 2000 or 4000)"
+    )
+    fit.add_argument(
+        "--time-limit", type=float, default=None, metavar="SECONDS",
+        help="take fewer steps if these would last longer (default: no limit)",
+    )  # fmt: skip
+    fit.add_argument(
+        "--jobs", type=int, default=None, help="processes (default 1; -1 for one a core)"
     )
     fit.add_argument("--layers", type=int, default=2, help="number of GP layers (default 2)")
     fit.add_argument("--dtype", choices=("float32", "float64"), default="float32")
@@ -114,13 +123,20 @@ def _fit(args: argparse.Namespace) -> int:
     options = {} if args.steps is None else {"num_steps": args.steps}
     model = LatentDGPRegressor(
         num_layers=args.layers, dtype=args.dtype, device=args.device, random_state=args.seed,
-        checkpoint=checkpoint, verbose=not args.quiet, **options,
+        checkpoint=checkpoint, verbose=not args.quiet, time_limit=args.time_limit,
+        n_jobs=args.jobs, **options,
     )  # fmt: skip
     print(
         f"{len(X)} rows, {X.shape[1]} inputs (columns: {len(columns.numeric)} of numbers, "
         f"{len(columns.categorical)} of texts), {len(test)} rows held out."
     )
-    model.fit(X.iloc[train], y[train])
+    start = time.perf_counter()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        model.fit(X.iloc[train], y[train])
+    for warning in told:
+        print(f"pyro-dgp: {warning.message}", file=sys.stderr)
+    seconds = time.perf_counter() - start
     steps, interrupted = len(model.history_.losses), model.history_.interrupted
     # A model that is whole, of an earlier command, stays.
     model.save(partial if interrupted else output, columns=columns.as_dict())
@@ -134,7 +150,8 @@ def _fit(args: argparse.Namespace) -> int:
     if len(test):
         scores = report(model, X.iloc[train], y[train], X.iloc[test], y[test], args.seed)
         _print_report(scores, len(test))
-    print(f"time   {model.history_.seconds:.0f} s for {steps} steps")
+    training = f"{model.history_.seconds:.0f} for the model's {steps} steps"
+    print(f"time   {seconds:.0f} s, of them {training}")
     best = ""
     if len(model.validation_crps_):
         step = model.validation_steps_[model.validation_crps_.argmin()]

@@ -1,5 +1,7 @@
 """How good predictive densities are on rows that training did not see, beside simpler ones."""
 
+import math
+
 import numpy as np
 import torch
 
@@ -28,9 +30,10 @@ def report(model, X_train, y_train, X_test, y_test, seed: int = 0) -> dict[str, 
     :param int seed: Of the boosting.
     :returns: For each of the three ``log_likelihood`` (mean, per unit of y; not for quantiles),
         ``crps`` (mean, in units of y), ``rmse`` and ``coverage`` of central intervals by their
-        probability. The normal distribution has the mean and deviation of ``y_train`` for all rows.
-        The boosting is scikit-learn's ``HistGradientBoostingRegressor``, one for each of 20
-        quantiles and one for the mean; its CRPS is that of the 20 quantiles.
+        probability. Probabilities of a rounded target count as densities, spread evenly over the
+        step of its lattice. The normal distribution has the mean and deviation of ``y_train`` for
+        all rows. The boosting is scikit-learn's ``HistGradientBoostingRegressor``, one for each of
+        20 quantiles and one for the mean; its CRPS is that of the 20 quantiles.
     """
     return {
         "latent deep GP": _model_scores(model, X_test, y_test),
@@ -40,8 +43,10 @@ def report(model, X_train, y_train, X_test, y_test, seed: int = 0) -> dict[str, 
 
 
 def _model_scores(model, X, y) -> dict:
+    lattice = model.predictive(X[:1]).lattice
     return {
-        "log_likelihood": float(model.log_density(X, y).mean()),
+        "log_likelihood": float(model.log_density(X, y).mean())
+        - (math.log(lattice[1]) if lattice else 0.0),
         "crps": float(model.crps(X, y).mean()),
         "rmse": _rmse(model.predict(X), y),
         "coverage": coverage(torch.as_tensor(model.cdf(X, y))),

@@ -51,7 +51,7 @@ def test_an_interrupted_fit_leaves_an_earlier_model_alone(fitted, capsys, ctrl_c
     assert main(["predict", f"{output}.partial", str(fitted / "houses.csv")]) == 0
     capsys.readouterr()
     assert main(command) == 0
-    assert "for 5 steps\nmodel  " in capsys.readouterr().out
+    assert "the model's 5 steps\nmodel  " in capsys.readouterr().out
     assert len(steps) == 5 + 4 * 2  # those of the folds, too
     assert output.read_bytes() != earlier
     assert list(tmp_path.iterdir()) == [output]
@@ -92,6 +92,14 @@ def test_report(fitted, capsys, monkeypatch, tmp_path):
         assert line in out
     assert main([*command, "--test-fraction", "0", "--target", "price", "size"]) == 0
     assert "held-out" not in capsys.readouterr().out
+
+
+def test_a_time_limit_is_told_in_a_line(fitted, capsys, tmp_path):
+    command = ["fit", str(fitted / "houses.csv"), "--target", "price", "--steps", "100000"]
+    command += ["--layers", "1", "--quiet", "--test-fraction", "0", "--time-limit", "4"]
+    assert main([*command, "--output", str(tmp_path / "m.pt")]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("pyro-dgp: time_limit=4.0 leaves time for")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,11 @@ from pyro_dgp.table.report import report
 class Known:
     """The distribution that the data are drawn from, N(x, 1)."""
 
+    lattice = None
+
+    def predictive(self, X):
+        return self
+
     def log_density(self, X, y):
         return norm.logpdf(y, X[:, 0])
 
@@ -21,6 +26,21 @@ class Known:
 
     def predict(self, X):
         return X[:, 0]
+
+
+class Coin(Known):
+    """0 or 0.5, each with probability 1/2."""
+
+    lattice = 0.0, 0.5
+
+    def log_density(self, X, y):
+        return np.full(len(y), np.log(0.5))
+
+
+def test_probabilities_of_a_rounded_target_count_as_densities():
+    X, y = np.zeros((40, 1)), 0.5 * (np.arange(40) % 2)
+    scores = report(Coin(), X, y, X, y)
+    assert scores["latent deep GP"]["log_likelihood"] == pytest.approx(0)  # 1/2 over 1/2
 
 
 def test_the_three_are_compared_on_one_scale(monkeypatch):
