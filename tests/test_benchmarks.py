@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.benchmarks import dgp_scaling, dgp_steps, measure
+from tests.benchmarks import densities, dgp_scaling, dgp_steps, measure
 
 # GPyTorch's, on import.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
@@ -77,3 +77,18 @@ def test_exponent():
 def test_peak_memory():
     peak = measure.peak_memory(lambda: torch.ones(10**7, dtype=torch.float64))
     assert peak is None or 70 < peak < 120
+
+
+def test_a_table_of_densities(tmp_path):
+    pytest.importorskip("matplotlib")
+    rows = [
+        {"set": "solar", "split": str(split), "method": method, "crps": crps, "coverage": "0.9"}
+        for method, scores in {"a": "123", "b": "245", "c": "11"}.items()
+        for split, crps in enumerate(scores)
+    ]
+    found = densities.table(rows, ["forest", "solar"], ["a", "b", "c"], "crps").splitlines()
+    # c lacks a split, and forest has none.
+    assert found[2] == "| solar | 3 | **2** (0.6) | 3.667 (0.9) |"
+    assert found[-1] == "| mean rank of 1 sets | | 1.00 | 2.00 |"
+    densities.figure(rows, ["solar"], ["a", "b", "c"], tmp_path / "f.png")
+    assert (tmp_path / "f.png").stat().st_size > 10_000

@@ -1,11 +1,12 @@
 """Predictive distributions on the UCI sets' published splits, beside other packages'.
 
 python -m tests.benchmarks.densities out.csv [--splits 5] [--sets forest ...] [--methods ngboost]
-python -m tests.benchmarks.densities out.csv [more.csv ...] --table    of the rows there are
+python -m tests.benchmarks.densities out.csv [more.csv ...] --table log_likelihood --figure out.png
 
 A row of metrics for each set, split and method, on the scale of ``datasets.load`` (targets have
 standard deviation 1 over all rows), is appended to ``out.csv``; rows that one of the files has are
-not computed again. The table has mean CRPS and ranks. Everything is seeded by the split and runs on
+not computed again. The second line runs nothing: tables and the figure are of the rows there are,
+over the splits that the first method has. Everything is seeded by the split and runs on
 one thread (set ``OMP_NUM_THREADS=1``); a method that fails leaves no row. The other packages:
 
 pip install quantile-forest catboost ngboost treeffuser scikit-learn
@@ -341,27 +342,82 @@ def run(name: str, split: int, method: str, data: Split) -> dict:
     return {"set": name, "split": split, "method": method, **found, "seconds": seconds}
 
 
-def table(rows: list[dict[str, str]], sets: list[str], methods: list[str]) -> str:
-    """Mean CRPS over the splits that all methods have, of sets with any, and mean ranks."""
-    crps = {(row["set"], int(row["split"]), row["method"]): float(row["crps"]) for row in rows}
-    methods = [method for method in methods if any(method == key[2] for key in crps)]
-    lines = ["| | splits | " + " | ".join(methods) + " |", "|" + "---|" * (len(methods) + 2)]
-    ranks = []
+def means(rows: list[dict[str, str]], sets: list[str], methods: list[str], metric: str) -> dict:
+    """Mean and its standard error over splits, [2], by set and method.
+
+    The splits of a set are those of the first method; a method that lacks some has no mean.
+    """
+    values = {
+        (row["set"], int(row["split"]), row["method"]): float(row[metric])
+        for row in rows
+        if row[metric]
+    }
+    found = {}
     for name in sets:
-        splits = sorted({key[1] for key in crps if key[0] == name})
-        splits = [s for s in splits if all((name, s, method) in crps for method in methods)]
-        if splits:
-            means = np.array(
-                [np.mean([crps[name, s, method] for s in splits]) for method in methods]
-            )
-            less, equal = (means < means[:, None]).sum(1), (means == means[:, None]).sum(1)
-            ranks.append(less + (equal + 1) / 2)
-            cells = [f"**{m:.4f}**" if m == means.min() else f"{m:.4f}" for m in means]
-            lines.append(f"| {name} | {len(splits)} | " + " | ".join(cells) + " |")
-    if ranks:
-        cells = [f"{rank:.2f}" for rank in np.mean(ranks, 0)]
-        lines.append(f"| mean rank of {len(ranks)} sets | | " + " | ".join(cells) + " |")
+        splits = sorted({key[1] for key in values if key[0] == name and key[2] == methods[0]})
+        for method in methods if splits else ():
+            of = [values.get((name, split, method), np.nan) for split in splits]
+            if np.isfinite(of).all():
+                error = np.std(of, ddof=1) / np.sqrt(len(of)) if len(of) > 1 else np.nan
+                found.setdefault(name, {})[method] = np.array([np.mean(of), error]), len(of)
+    return found
+
+
+def table(rows: list[dict[str, str]], sets: list[str], methods: list[str], metric: str) -> str:
+    """Means with standard errors, the best in bold, and mean ranks."""
+    found = means(rows, sets, methods, metric)
+    sign = -1 if metric == "log_likelihood" else 1
+    methods = [m for m in methods if any(m in of for of in found.values())]
+    lines = ["| | splits | " + " | ".join(methods) + " |", "|" + "---|" * (len(methods) + 2)]
+    ranks = {method: [] for method in methods}
+    for name, of in found.items():
+        scores = {method: sign * of[method][0][0] for method in methods if method in of}
+        cells = []
+        for method in methods:
+            if method not in of:
+                cells.append("-")
+                continue
+            (mean, error), number = of[method]
+            best = "**" if scores[method] == min(scores.values()) else ""
+            cells.append(f"{best}{mean:.4g}{best} ({error:.1g})")
+            less = sum(score < scores[method] for score in scores.values())
+            equal = sum(score == scores[method] for score in scores.values())
+            ranks[method].append(less + (equal + 1) / 2)
+        lines.append(f"| {name} | {number} | " + " | ".join(cells) + " |")
+    cells = [f"{np.mean(ranks[method]):.2f}" for method in methods]
+    lines.append(f"| mean rank of {len(found)} sets | | " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def figure(rows: list[dict[str, str]], sets: list[str], methods: list[str], path: Path) -> None:
+    """CRPS as a ratio to the first method's, and coverage of 90% intervals, by set."""
+    import matplotlib.pyplot as plt
+
+    picture, axes = plt.subplots(1, 2, figsize=(11, 5.5), layout="constrained", sharey=True)
+    crps, coverage = (means(rows, sets, methods, metric) for metric in ("crps", "coverage"))
+    rows_of = {name: len(crps) - 1 - i for i, name in enumerate(crps)}
+    for method, marker in zip(methods, "osD^v<>PX*", strict=False):
+        style = {"ls": "", "marker": marker, "label": method, "alpha": 0.8}
+        style |= {"ms": 9, "color": "black"} if method == methods[0] else {"ms": 6}
+        some = [name for name in crps if method in crps[name]]
+        at = [rows_of[name] for name in some]
+        first = [crps[name][methods[0]][0][0] for name in some]
+        ratios = [crps[n][method][0][0] / f for n, f in zip(some, first, strict=True)]
+        axes[0].plot(ratios, at, **style)
+        axes[1].plot([coverage[name][method][0][0] for name in some], at, **style)
+    axes[0].axvline(1, color="black", lw=0.8)
+    ticks = [0.8, 1, 1.25, 1.5, 2, 3, 5]
+    axes[0].set(xscale="log", xlabel=f"CRPS / CRPS of {methods[0]}; above 1 is worse")
+    axes[0].set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes[0].set_xticks([], minor=True)
+    axes[0].set_yticks(list(rows_of.values()), list(rows_of))
+    axes[1].axvline(0.9, color="black", lw=0.8)
+    axes[1].set(xlabel="share of targets in the central 90% interval")
+    axes[1].legend(loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)
+    for ax in axes:
+        ax.grid(axis="y", alpha=0.3)
+    picture.savefig(path, dpi=100)
+    plt.close(picture)
 
 
 def main() -> None:
@@ -370,12 +426,19 @@ def main() -> None:
     parser.add_argument("--splits", type=int, default=5)
     parser.add_argument("--sets", nargs="+", choices=SETS, default=SETS)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--table", action="store_true", help="of the rows there are; runs nothing")
+    parser.add_argument(
+        "--table", choices=METRICS, nargs="?", const="crps", help="of the rows there are"
+    )
+    parser.add_argument("--figure", type=Path, help="of the rows there are")
     args = parser.parse_args()
     sets = sorted(args.sets, key=SETS.index)
     rows = read(args.paths)
+    some = [row for row in rows if int(row["split"]) < args.splits]
     if args.table:
-        print(table([r for r in rows if int(r["split"]) < args.splits], sets, args.methods))
+        print(table(some, sets, args.methods, args.table))
+    if args.figure:
+        figure(some, sets, args.methods, args.figure)
+    if args.table or args.figure:
         return
     done = {(row["set"], row["split"], row["method"]) for row in rows}
     for split in range(args.splits):
