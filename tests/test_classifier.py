@@ -89,7 +89,7 @@ def test_weights_of_the_pool_are_the_likeliest_of_a_grid():
     assert mean(w) >= max(mean(np.array(g)) for g in grid) - 1e-4
     # One that is best everywhere takes all.
     best = np.column_stack([p.min(1), p.max(1) + 0.1])
-    assert likeliest_weights(best).tolist() == [0, 1]
+    assert likeliest_weights(best, np.ones(60)).tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("sharpening", [0.5, 1.0, 2.0])
@@ -99,7 +99,7 @@ def test_an_exponent_undoes_blur(sharpening):
     y = (true.cumsum(1) < rng.random((4000, 1))).sum(1)
     stated = true ** (1 / sharpening)
     stated /= stated.sum(1, keepdims=True)
-    assert likeliest_exponent(stated, y) == pytest.approx(sharpening, rel=0.08)
+    assert likeliest_exponent(stated, y, np.ones(4000)) == pytest.approx(sharpening, rel=0.08)
 
 
 def test_a_pool_without_evidence_stays_as_it_is():
@@ -141,11 +141,20 @@ def test_a_class_of_one_row():
     X, y = data()
     y[y == 2] = 1
     y[7] = 2
-    for options in ({}, {"features": RandomForestClassifier(5)}, {"validation_fraction": 0.5}):
+    for options in (
+        {}, {"features": RandomForestClassifier(5)}, {"validation_fraction": 0.5},
+        {"validation_fraction": 0.99},
+    ):  # fmt: skip
         p = classifier(**options).fit(X, y).predict_proba(X)
         assert p.shape == (90, 3)
         assert np.allclose(p.sum(1), 1)
         assert (p[:, 2] < 0.5).mean() > 0.9
+
+
+def test_one_row_against_all_others():
+    X, _ = data()
+    p = classifier(features=LogisticRegression()).fit(X, np.arange(90) == 7).predict_proba(X)
+    assert (p[:, 1] < 0.5).mean() > 0.9
 
 
 def test_rows_without_weight_are_not_there():

@@ -7,12 +7,19 @@ from scipy.stats import norm
 
 pytest.importorskip("sklearn")
 
-from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.ensemble import (
+    HistGradientBoostingRegressor,
+    RandomForestClassifier,
+    RandomForestRegressor,
+)
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import Ridge
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
-from pyro_dgp.sklearn import LatentDGPRegressor
+from pyro_dgp.sklearn import LatentDGPRegressor, base, regressor, schedule
 from pyro_dgp.sklearn.features import CrossFittedFeatures, TreeFeatures
+from pyro_dgp.sklearn.members import Fold
 from pyro_dgp.sklearn.pool import likeliest_width, spread, stacking_weights
 from tests.test_sklearn import WHOLE, data
 
@@ -62,16 +69,19 @@ def test_stacking_weights_are_the_best_of_a_grid():
 def test_the_likeliest_width():
     rng = np.random.default_rng(0)
     y = 0.1 * rng.normal(size=(2000, 1))
-    assert likeliest_width(np.zeros((3, 2000, 1)), y, None) == 0.1
+    assert likeliest_width(np.zeros((3, 2000, 1)), y, None, np.ones(2000)) == 0.1
+    wide = np.where(np.arange(2000) < 1000, 1.0, 5.0)
+    # Of rows that count and rows that do not.
+    assert likeliest_width(np.zeros((3, 2000, 1)), y * wide[:, None], None, wide == 5) == 0.5
 
 
 def test_targets_are_spread_by_weight():
-    y = np.arange(1000.0)[:, None]
-    some = spread(y, None, np.random.default_rng(0))
-    assert len(some) == 500
+    y = np.arange(1000.0)
+    some = spread(Fold(y, y, None), 500, np.random.default_rng(0))
+    assert some.shape == (500, 1)
     assert some.mean() == pytest.approx(y.mean(), abs=1)
-    w = (y[:, 0] >= 750) * 1.0
-    assert spread(y, w, np.random.default_rng(0)).min() >= 750
+    w = (y >= 750) * 1.0
+    assert spread(Fold(y, y, w), 500, np.random.default_rng(0)).min() >= 750
 
 
 def test_where_inputs_say_nothing_the_targets_distribution_is_the_answer():
@@ -84,6 +94,19 @@ def test_where_inputs_say_nothing_the_targets_distribution_is_the_answer():
     assert pooled.pool_weights_["marginal"] > 0.3
     assert sum(pooled.pool_weights_.values()) == pytest.approx(1)
     assert pooled.crps(new, target).mean() < alone.crps(new, target).mean()
+
+
+@pytest.mark.parametrize("num_rows", [60, 300])
+def test_no_kernel_is_about_the_target_that_chooses_its_width(num_rows):
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(num_rows, 3)), rng.normal(size=num_rows)
+    model = whole(num_samples=500, likelihood="gaussian").fit(X, y)
+    # A kernel at each target is likeliest with the smallest width, 0.01.
+    assert model._pool.widths["marginal"] >= 0.2
+    new, target = rng.normal(size=(400, 3)), rng.normal(size=400)
+    model._pool.weights, model._pool.exponent = {"dgp": 0.0, "marginal": 1.0, "trees": 0.0}, 1.0
+    best = norm.logpdf(target).mean()
+    assert model.log_density(new, target).mean() == pytest.approx(best, abs=0.1)
 
 
 def test_a_pool_is_one_distribution():
@@ -161,6 +184,17 @@ def test_any_regressor_makes_features(tmp_path):
     assert two.predict(X).shape == (80, 2)
 
 
+def test_random_regressors_are_seeded():
+    X, y = data(60)
+    one, two = (
+        CrossFittedFeatures.fitted(
+            make_pipeline(StandardScaler(), RandomForestRegressor(3)), X, y[:, None], None, 7
+        )[1]
+        for _ in range(2)
+    )
+    assert np.array_equal(one, two)
+
+
 def test_rows_without_weight_are_not_there():
     X, y = data(60)
     w = np.ones(60)
@@ -194,6 +228,43 @@ def test_a_time_limit_is_kept_and_told():
     assert whole(time_limit=1000.0).fit(X, y).num_steps_ == 15
 
 
+class Clock:
+    """A clock that a look at it moves on by a hundredth of a second."""
+
+    now = 0.0
+
+    def monotonic(self):
+        self.now += 0.01
+        return self.now
+
+
+def test_an_interrupted_fit_keeps_its_plan(tmp_path, ctrl_c_at, monkeypatch):
+    X, y = data(60)
+    clock = Clock()
+    for module in (base, regressor, schedule):
+        monkeypatch.setattr(module, "time", clock)
+    options = {"num_steps": 10_000, "time_limit": 3.0, "checkpoint": tmp_path / "c.pt"}
+    options["validation_fraction"] = 0.0
+    steps = ctrl_c_at(20)
+    model = whole(**options).fit(X, y)
+    assert model.history_.interrupted
+    with pytest.warns(ConvergenceWarning, match=f"time for {model.num_steps_} of 10000"):
+        again = whole(**options | {"time_limit": 60.0}).fit(X, y)
+    assert 20 < again.num_steps_ == model.num_steps_ < 10_000
+    assert len(again.history_.losses) == model.num_steps_ < len(steps)
+    assert set(again.checkpoints()) == set(tmp_path.iterdir())
+    assert len(again.checkpoints()) == 6  # fits and the plan
+
+
+def test_folds_that_are_late_say_nothing(monkeypatch):
+    X, y = data(60)
+    monkeypatch.setattr(schedule, "_planned", lambda *args: 50)
+    with pytest.warns(ConvergenceWarning, match="ended 5 fits before that"):
+        model = whole(num_steps=50, time_limit=1e-6).fit(X, y)
+    assert len(model.history_.losses) == 1
+    assert model.pool_weights_ == {"dgp": 1.0}
+
+
 def test_processes_make_the_same_model():
     X, y = data(60)
     options = {"n_estimators": 2, "num_steps": 4}
@@ -218,6 +289,9 @@ def test_few_rows_and_many_columns(likelihood):
     [
         ({"features": "forest"}, "features must be 'trees'"),
         ({"features": 3}, "features must be 'trees'"),
+        ({"features": Ridge}, "features must be 'trees'"),
+        ({"features": RandomForestClassifier()}, "a scikit-learn regressor"),
+        ({"lr": None}, "lr must be positive"),
         ({"likelihood": "cauchy"}, "likelihood must be one of auto"),
         ({"kernel": "linear"}, "kernel must be one of"),
         ({"time_limit": 0}, "time_limit must be positive"),

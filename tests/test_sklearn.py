@@ -256,6 +256,11 @@ def test_model_files(options, num_outputs, tmp_path):
     again = LatentDGPRegressor.load(tmp_path / "again.pt")
     assert again.extra_ == {"note": "a"}
     assert np.array_equal(again.predict(X), model.predict(X))
+    # Parameters changed after fit are not those of the model.
+    again.set_params(num_layers=3, num_inducing=2).save(tmp_path / "changed.pt")
+    changed = LatentDGPRegressor.load(tmp_path / "changed.pt")
+    assert np.array_equal(changed.predict(X), model.predict(X))
+    assert again.set_params(num_steps=1, num_layers=1).fit(X, y).extra_ == {}
 
 
 def test_files_that_are_no_models(fitted, tmp_path):
@@ -308,6 +313,8 @@ def test_bad_data(fitted):
     model, X, y = fitted
     with pytest.raises(ValueError, match="y is constant"):
         regressor().fit(X, np.ones(60))
+    with pytest.raises(ValueError, match="y is constant"):
+        regressor().fit(X, np.full(60, 0.1), sample_weight=np.random.default_rng(0).random(60))
     with pytest.raises(ValueError, match="y is constant"):
         regressor().fit(X, np.column_stack([y, np.zeros(60)]))
     with pytest.raises(ValueError, match="column 1: the values are too large"):

@@ -7,11 +7,12 @@ import math
 import time
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, is_classifier
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
@@ -52,8 +53,8 @@ class LatentDGPEstimator(BaseEstimator):
     _likelihoods: tuple[str, ...]
     # Of what a pool is made.
     _pool_class: type
-    # What ``features`` may be beside "trees" and None, and the method that it needs.
-    _base, _base_method = "regressor", "predict"
+    # What ``features`` may be beside "trees" and None.
+    _base = "regressor"
 
     def __init__(
         self,
@@ -109,11 +110,13 @@ class LatentDGPEstimator(BaseEstimator):
         :param numpy.ndarray X: Checked, [N, D].
         :param numpy.ndarray y: Checked, [N] or [N, P], in the users' units.
         :param weights: Positive, [N], or None.
-        :param float start: When the time limit began, of ``time.perf_counter``.
+        :param float start: When the time limit began, of ``time.monotonic``.
         """
+        self.extra_ = {}
         seed = int(check_random_state(self.random_state).randint(2**31))
         order = np.random.default_rng(seed).permutation(len(X))
-        held_out = min(round(self.validation_fraction * len(X)), _MOST_HELD_OUT)
+        # Two rows at least train.
+        held_out = min(round(self.validation_fraction * len(X)), _MOST_HELD_OUT, len(X) - 2)
         if len(X) < _LEAST_TO_SPLIT:
             held_out = 0
         # Sorted: training shuffles rows by itself.
@@ -143,11 +146,13 @@ class LatentDGPEstimator(BaseEstimator):
             ),
         )
         self.members_, self.num_steps_ = fits.members, fits.num_steps
+        self._dgp_options = recipe.model
         self._pool = self._pool_of(fits.held_out, rows[train])
-        if fits.num_steps < wanted:
+        if (fits.num_steps < wanted or fits.num_late) and not self.history_.interrupted:
+            late = f" and ended {fits.num_late} fits before that" if fits.num_late else ""
             warnings.warn(
                 f"time_limit={self.time_limit} leaves time for {fits.num_steps} of {wanted} "
-                f"steps; it took {time.perf_counter() - start:.0f} s.",
+                f"steps{late}; it took {time.monotonic() - start:.0f} s.",
                 ConvergenceWarning,
                 stacklevel=3,
             )
@@ -222,8 +227,9 @@ class LatentDGPEstimator(BaseEstimator):
         if self.checkpoint is None:
             return []
         first = Path(self.checkpoint)
-        others = (p for p in first.parent.glob(f"{glob.escape(first.name)}.*"))
-        return [p for p in (first, *others) if p == first or p.suffix[1:].isdigit()]
+        others = first.parent.glob(f"{glob.escape(first.name)}.*")
+        mine = (p for p in others if p.suffix[1:].isdigit() or p.suffix == ".plan")
+        return [first, *mine]
 
     def save(self, path: str | Path, **extra) -> None:
         """Writes the fitted model to one file, which :meth:`load` reads without running code.
@@ -256,12 +262,13 @@ class LatentDGPEstimator(BaseEstimator):
             "n_features_in_": self.n_features_in_,
             "feature_names": None if names is None else names.tolist(),
             "seed": self._seed,
+            "dgp": self._dgp_options,
             "num_rows": self._num_rows,
             "num_steps": self.num_steps_,
             "likelihood": likelihood,
             "history": [vars(member.history) for member in self.members_],
             "validation": [[member.steps, member.scores] for member in self.members_],
-            "extra": extra or getattr(self, "extra_", {}),
+            "extra": extra or self.extra_,
         }
         state = {
             "format": _FORMAT,
@@ -314,8 +321,9 @@ class LatentDGPEstimator(BaseEstimator):
         model._x_scaler = scaler_of(**state["scaler"])
         model._load_targets(state["targets"])
         model._pool = model._pool_class.from_state(state["pool"])
-        model.extra_ = fitted["extra"]
-        recipe = model._recipe(rebuilt(fitted["likelihood"]))
+        model.extra_, model._dgp_options = fitted["extra"], fitted["dgp"]
+        # Parameters may have been changed after fit.
+        recipe = replace(model._recipe(rebuilt(fitted["likelihood"])), model=fitted["dgp"])
         parts = zip(state["members"], fitted["history"], fitted["validation"], strict=True)
         model.members_ = [
             model._loaded_member(recipe, part, TrainingHistory(**history), *scores)
@@ -334,7 +342,7 @@ class LatentDGPEstimator(BaseEstimator):
         with isolated(0):
             y = recipe.likelihood.predictive(f, f + 1).sample().to(A.dtype)
             options = recipe.model | {
-                "num_inducing": min(self.num_inducing, self._num_rows),
+                "num_inducing": min(recipe.model["num_inducing"], self._num_rows),
                 "likelihood": copy.deepcopy(recipe.likelihood),
             }
             dgp = LatentDGP.from_data(A, y, **options)
@@ -361,14 +369,16 @@ class LatentDGPEstimator(BaseEstimator):
             )
         for name in ("lr", "time_limit"):
             value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
+            if value is None and name == "time_limit":
+                continue
+            if value is None or not 0 < value < math.inf:
                 raise ValueError(f"{name} must be positive and finite, but it is {value}.")
         if self.dtype not in ("float32", "float64"):
             raise ValueError(f"dtype must be float32 or float64, but it is {self.dtype!r}.")
         if not (
             self.features is None
             or (isinstance(self.features, str) and self.features == "trees")
-            or (hasattr(self.features, "fit") and hasattr(self.features, self._base_method))
+            or _is_estimator(self.features, self._base)
         ):
             raise ValueError(
                 f"features must be 'trees', None or a scikit-learn {self._base}, but it is "
@@ -413,6 +423,14 @@ class LatentDGPEstimator(BaseEstimator):
     def _check_inputs(self, X) -> np.ndarray:
         check_is_fitted(self)
         return validate_data(self, X, dtype=np.float64, reset=False)
+
+
+def _is_estimator(features, kind: str) -> bool:
+    if isinstance(features, type) or not hasattr(features, "fit"):
+        return False
+    if kind == "classifier":
+        return hasattr(features, "predict_proba")
+    return hasattr(features, "predict") and not is_classifier(features)
 
 
 def counting(

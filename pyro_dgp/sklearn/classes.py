@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from pyro_dgp.sklearn.pool import HeldOut
+from pyro_dgp.sklearn.members import Fold
+from pyro_dgp.sklearn.pool import HeldOut, held_out_weights
 
 __all__ = ["ClassPool", "indicators", "likeliest_exponent", "likeliest_weights", "probabilities"]
 
@@ -42,27 +43,26 @@ class ClassPool:
     shares: np.ndarray = field(default_factory=lambda: np.empty(0))
 
     @classmethod
-    def fitted(cls, parts: Sequence[HeldOut], shares: np.ndarray) -> "ClassPool":
+    def fitted(cls, parts: Sequence[HeldOut], data: Fold, num_classes: int) -> "ClassPool":
         """The pool with which classes of rows held out are likeliest.
 
         :param parts: Of different rows.
-        :param numpy.ndarray shares: Of the classes among training rows, [C], positive.
+        :param Fold data: All training rows.
         """
-        y = np.concatenate([part.y[:, 0] for part in parts]).astype(int)
-        weights = None
-        if parts[0].weights is not None:
-            weights = np.concatenate([part.weights for part in parts])
+        y, weights = np.concatenate([part.rows.y for part in parts]), held_out_weights(parts)
         found = {"dgp": np.concatenate([probabilities(part.dgp) for part in parts])}
-        if parts[0].samples is not None:
-            found["trees"] = np.concatenate([part.samples.mean(0) for part in parts])
-        found["marginal"] = np.broadcast_to(shares, found["dgp"].shape)
+        trees = [part.features.mean(part.rows.X) for part in parts]
+        if trees[0] is not None:
+            found["trees"] = np.concatenate(trees)
+        shares = [_shares(part.trained, num_classes) for part in parts]
+        found["marginal"] = np.repeat(shares, [len(part.y) for part in parts], 0)
         rows = np.arange(len(y))
         w = likeliest_weights(np.stack([p[rows, y] for p in found.values()], 1), weights)
         # The next row may be of a class that the others exclude.
         w = (w * len(y) + [name == "marginal" for name in found]) / (len(y) + 1)
         pooled = sum(w_k * p_k for w_k, p_k in zip(w, found.values(), strict=True))
         exponent = likeliest_exponent(pooled, y, weights)
-        return cls(dict(zip(found, w.tolist(), strict=True)), exponent, shares)
+        return cls(dict(zip(found, w.tolist(), strict=True)), exponent, _shares(data, num_classes))
 
     def state(self) -> dict:
         """Tensors and plain data, for a file."""
@@ -100,14 +100,14 @@ def probabilities(p) -> np.ndarray:
     return found / found.sum(1, keepdims=True)
 
 
-def likeliest_weights(p: np.ndarray, row_weights: np.ndarray | None = None) -> np.ndarray:
+def likeliest_weights(p: np.ndarray, row_weights: np.ndarray) -> np.ndarray:
     """Weights, not negative and with sum 1, of largest mean log probability.
 
     :param numpy.ndarray p: Probabilities by K models of what happened, [n, K].
-    :param row_weights: [n], or None for all alike.
+    :param numpy.ndarray row_weights: [n].
     :returns: [K].
     """
-    share = np.full(len(p), 1 / len(p)) if row_weights is None else row_weights / row_weights.sum()
+    share = row_weights / row_weights.sum()
     w = np.full(p.shape[1], 1 / p.shape[1])
     for _ in range(_EM_STEPS):
         joint = w * p
@@ -116,24 +116,26 @@ def likeliest_weights(p: np.ndarray, row_weights: np.ndarray | None = None) -> n
     return w / w.sum()
 
 
-def likeliest_exponent(
-    p: np.ndarray, y: np.ndarray, row_weights: np.ndarray | None = None
-) -> float:
+def likeliest_exponent(p: np.ndarray, y: np.ndarray, row_weights: np.ndarray) -> float:
     """The exponent of largest mean log probability; 1 unless better by a standard error.
 
     :param numpy.ndarray p: Probabilities of classes, [n, C].
     :param numpy.ndarray y: Classes, [n].
-    :param row_weights: [n], or None for all alike.
+    :param numpy.ndarray row_weights: [n], with mean 1.
     """
     rows, best, most = np.arange(len(y)), 1.0, 0.0
     plain = _log(p[rows, y])
     for exponent in _EXPONENTS:
-        gain = _log(_sharpened(p, exponent)[rows, y]) - plain
-        mean = np.average(gain, weights=row_weights)
-        error = gain.std() / math.sqrt(len(gain))
-        if mean > max(most, error):
-            best, most = float(exponent), mean
+        gain = row_weights * (_log(_sharpened(p, exponent)[rows, y]) - plain)
+        if gain.mean() > max(most, gain.std() / math.sqrt(len(gain))):
+            best, most = float(exponent), gain.mean()
     return best
+
+
+def _shares(data: Fold, num_classes: int) -> np.ndarray:
+    """Of the classes, [C], none of them 0 (Jeffreys' prior)."""
+    counts = np.bincount(data.y, data.weights, num_classes) + 0.5
+    return counts / counts.sum()
 
 
 def _sharpened(p: np.ndarray, exponent: float) -> np.ndarray:

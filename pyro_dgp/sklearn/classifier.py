@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import column_or_1d, validate_data
+from sklearn.utils.validation import validate_data
 from torch import Tensor
 
 from pyro_dgp.gp import PredictiveMixture
@@ -55,7 +55,7 @@ class LatentDGPClassifier(ClassifierMixin, LatentDGPEstimator):
 
     _likelihoods = ("auto", "bernoulli", "categorical", "ordinal")
     _pool_class = ClassPool
-    _base, _base_method = "classifier", "predict_proba"
+    _base = "classifier"
 
     def fit(self, X, y, sample_weight=None) -> "LatentDGPClassifier":
         """
@@ -67,11 +67,11 @@ class LatentDGPClassifier(ClassifierMixin, LatentDGPEstimator):
             two for "bernoulli", or a parameter is out of range.
         :raises NonFiniteError: If training diverged.
         """
-        start = time.perf_counter()
+        start = time.monotonic()
         self._check_parameters()
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
         check_classification_targets(y)
-        X, y, weights = counting(X, column_or_1d(y, warn=True), sample_weight)
+        X, y, weights = counting(X, y, sample_weight)
         self.classes_, y = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(
@@ -123,7 +123,7 @@ class LatentDGPClassifier(ClassifierMixin, LatentDGPEstimator):
             )
             trees = None
             if self._pool.weights.get("trees"):
-                trees = self.members_[0].features.samples(part).mean(0)
+                trees = self.members_[0].features.mean(part)
             yield self._pool.pooled(dgp, trees)
 
     def _check_parameters(self) -> None:
@@ -147,10 +147,7 @@ class LatentDGPClassifier(ClassifierMixin, LatentDGPEstimator):
         return True
 
     def _pool_of(self, parts: list[HeldOut], data: Fold) -> ClassPool:
-        if not parts:
-            return ClassPool()
-        shares = np.bincount(data.y, data.weights, len(self.classes_)) + 0.5
-        return ClassPool.fitted(parts, shares / shares.sum())
+        return ClassPool.fitted(parts, data, len(self.classes_)) if parts else ClassPool()
 
     @staticmethod
     def _columns(y: np.ndarray, likelihood: Likelihood) -> np.ndarray:

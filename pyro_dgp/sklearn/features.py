@@ -8,6 +8,7 @@ regressor by cross-fitting, its predictions of a fold by a copy that has not see
 
 import numpy as np
 from sklearn.base import clone, is_classifier
+from sklearn.dummy import DummyClassifier
 from sklearn.model_selection import KFold
 from sklearn.utils.validation import has_fit_parameter
 
@@ -38,6 +39,10 @@ class Features:
 
     def samples(self, X: np.ndarray) -> np.ndarray | None:
         """A sample of each row's targets, [S, N, P], if there is one."""
+        return None
+
+    def mean(self, X: np.ndarray) -> np.ndarray | None:
+        """Their mean, [N, P]."""
         return None
 
     def state(self) -> dict:
@@ -90,6 +95,9 @@ class TreeFeatures(Features):
     def samples(self, X: np.ndarray) -> np.ndarray:
         return self.forest.predictions(X)
 
+    def mean(self, X: np.ndarray) -> np.ndarray:
+        return self.forest.moments(X)[0]
+
     def state(self) -> dict:
         return self.forest.state()
 
@@ -136,7 +144,10 @@ class CrossFittedFeatures(Features):
         folds = KFold(min(_NUM_FOLDS, len(X)), shuffle=True, random_state=seed % 2**32)
         for train, test in folds.split(X):
             options = {"sample_weight": weights[train]} if weighted else {}
-            made.estimators.append(clone(estimator).fit(X[train], y[train], **options))
+            one = _seeded(estimator, seed)
+            if is_classifier(estimator) and len(np.unique(y[train])) == 1:
+                one = DummyClassifier()  # most others refuse a single class
+            made.estimators.append(one.fit(X[train], y[train], **options))
             values[test] = made._predicted(made.estimators[-1], X[test])
         return made, values
 
@@ -157,6 +168,17 @@ class CrossFittedFeatures(Features):
             f"A model with features={type(self.estimators[0]).__name__}(...) cannot be saved to a "
             "file that runs no code. Use features='trees' or None, or pickle the model."
         )
+
+
+def _seeded(estimator, seed: int):
+    """A copy whose random states, where they are None, are the seed."""
+    copy = clone(estimator)
+    states = {
+        name: seed
+        for name, value in copy.get_params().items()
+        if value is None and name.rpartition("__")[2] == "random_state"
+    }
+    return copy.set_params(**states)
 
 
 def features_of(

@@ -10,9 +10,9 @@ with weights of smallest CRPS on rows that the pooled distributions have not see
 pool is a quadratic form in its weights, :math:`\int (F - H)^2`, so this is a quadratic programme. A
 pool is wider than its parts (Gneiting and Ranjan 2013), hence the exponent k, chosen likewise.
 
-One component in 500 is the normal distribution with the mean and the standard deviation of all
-targets: no model has seen everything, and a row that all three parts exclude would cost hundreds of
-nats. The mean CRPS does not notice, as it is stationary at a calibrated forecast.
+One component in 500 (of 251 or more) is the normal distribution with the mean and the standard
+deviation of all targets: no model has seen everything, and a row that all three parts exclude would
+cost hundreds of nats. The mean CRPS does not notice, as it is stationary at a calibrated forecast.
 
 Sources: Stone (1961) for pools; Breiman (1996), "Stacked regressions"; Yao et al. (2018) for
 stacking of distributions; Ranjan and Gneiting (2010) for recalibrated pools; Hesterberg (1995) for
@@ -31,8 +31,18 @@ from torch.distributions import Distribution
 from pyro_dgp.gp import PredictiveMixture
 from pyro_dgp.gp.likelihoods.intervals import RoundedNormal
 from pyro_dgp.gp.recalibration import best_exponent
+from pyro_dgp.sklearn.features import Features
+from pyro_dgp.sklearn.members import Fold
 
-__all__ = ["HeldOut", "Pool", "kernels", "likeliest_width", "spread", "stacking_weights"]
+__all__ = [
+    "HeldOut",
+    "Pool",
+    "held_out_weights",
+    "kernels",
+    "likeliest_width",
+    "spread",
+    "stacking_weights",
+]
 
 # The share of the normal distribution of all targets.
 _DEFENSIVE = 0.002
@@ -49,18 +59,28 @@ Lattice = tuple[float, float] | None
 
 @dataclass
 class HeldOut:
-    """What is known of some rows without them, on the standardised scale.
+    """Some rows, and what is known of them without them, on the scale of training.
 
-    :param numpy.ndarray y: Their targets, [n, P].
     :param PredictiveMixture dgp: The deep GP's, batch shape [n], or [n] and event shape [P].
-    :param samples: The trees' predictions, [T, n, P]; None without trees.
-    :param weights: Of the rows, [n]; None for all alike.
+    :param Features features: Of the rows that trained.
     """
 
-    y: np.ndarray
+    rows: Fold
+    trained: Fold
     dgp: PredictiveMixture
-    samples: np.ndarray | None
-    weights: np.ndarray | None
+    features: Features
+
+    @property
+    def y(self) -> np.ndarray:
+        """Targets, [n, P]."""
+        return self.rows.y.reshape(len(self.rows.y), -1)
+
+
+def held_out_weights(parts: Sequence[HeldOut]) -> np.ndarray:
+    """Of all rows held out, [n], with mean 1."""
+    weights = [np.ones(len(p.y)) if p.rows.weights is None else p.rows.weights for p in parts]
+    weights = np.concatenate(weights)
+    return weights / weights.mean()
 
 
 @dataclass
@@ -79,19 +99,36 @@ class Pool:
     targets: np.ndarray = field(default_factory=lambda: np.empty((0, 1)))
 
     @classmethod
-    def fitted(cls, parts: Sequence[HeldOut], targets: np.ndarray, lattice: Lattice) -> "Pool":
+    def fitted(
+        cls, parts: Sequence[HeldOut], data: Fold, lattice: Lattice, rng: np.random.Generator
+    ) -> "Pool":
         """The pool of smallest CRPS on rows held out.
 
         :param parts: Of different rows.
-        :param numpy.ndarray targets: See :class:`Pool`.
+        :param Fold data: All training rows.
         :param lattice: Origin and step of the targets' lattice, or None.
         """
-        y = np.concatenate([part.y for part in parts])
+        y, row_weights = np.concatenate([part.y for part in parts]), held_out_weights(parts)
         num_rows, num_outputs = y.shape
-        samples = {"marginal": np.broadcast_to(targets[:, None], (len(targets), *y.shape))}
-        if parts[0].samples is not None:
-            samples["trees"] = np.concatenate([part.samples for part in parts], 1)
-        widths = {name: likeliest_width(sample, y, lattice) for name, sample in samples.items()}
+        # Of each part by the rows that trained: a target that is its own kernel's centre would make
+        # the narrowest kernels the likeliest.
+        size = min(_NUM_TARGETS, *(len(part.trained.y) for part in parts))
+        centres = [spread(part.trained, size, rng)[:, None] for part in parts]
+        samples = {
+            "marginal": [
+                np.broadcast_to(centre, (size, *part.y.shape))
+                for centre, part in zip(centres, parts, strict=True)
+            ]
+        }
+        trees = [part.features.samples(part.rows.X) for part in parts]
+        if trees[0] is not None:
+            samples["trees"] = trees
+        samples = {name: np.concatenate(of, 1) for name, of in samples.items()}
+        widths = {
+            name: likeliest_width(sample, y, lattice, row_weights)
+            for name, sample in samples.items()
+        }
+        targets = spread(data, min(_NUM_TARGETS, len(data.y)), rng)
         cdfs = {name: [] for name in ("dgp", *samples)}
         below, gaps = [], []
         for p in range(num_outputs):
@@ -103,9 +140,7 @@ class Pool:
             below.append(points >= y[:, p : p + 1] - (0.5 * lattice[1] if lattice else 0.0))
             gaps.append(np.broadcast_to(gap, (num_rows, len(gap))))
         H, width = np.concatenate(below).astype(float), np.concatenate(gaps)
-        if parts[0].weights is not None:
-            row_weights = np.concatenate([part.weights for part in parts])
-            width = width * np.tile(row_weights / row_weights.mean(), num_outputs)[:, None]
+        width = width * np.tile(row_weights, num_outputs)[:, None]
         F = [np.concatenate(cdf) for cdf in cdfs.values()]
         w = stacking_weights(F, H, width)
         exponent = 1.0
@@ -144,11 +179,14 @@ def kernels(samples: np.ndarray, width: float, lattice: Lattice) -> Distribution
     return RoundedNormal(loc, scale, lattice[1], lattice[0])
 
 
-def likeliest_width(samples: np.ndarray, y: np.ndarray, lattice: Lattice) -> float:
+def likeliest_width(
+    samples: np.ndarray, y: np.ndarray, lattice: Lattice, weights: np.ndarray
+) -> float:
     """The kernels' standard deviation that makes held-out targets likeliest.
 
     :param numpy.ndarray samples: [S, n, P].
     :param numpy.ndarray y: [n, P].
+    :param numpy.ndarray weights: Of the rows, [n].
     """
     rows = np.unique(np.linspace(0, len(y) - 1, _NUM_LOOKED_AT).astype(int))
     samples, target = samples[:, rows], torch.as_tensor(y[rows])
@@ -156,15 +194,15 @@ def likeliest_width(samples: np.ndarray, y: np.ndarray, lattice: Lattice) -> flo
     def log_density(width: float) -> float:
         p = PredictiveMixture(kernels(samples, width, lattice), 1)
         # A row that no sample comes near would decide all by itself.
-        return p.log_prob(target).clamp_min(-20.0).mean().item()
+        return weights[rows] @ p.log_prob(target).clamp_min(-20.0).numpy()
 
     return max(_WIDTHS, key=log_density)
 
 
-def spread(y: np.ndarray, weights: np.ndarray | None, rng: np.random.Generator) -> np.ndarray:
-    """Rows evenly through the distribution of targets [N, P], at most some hundreds."""
+def spread(data: Fold, number: int, rng: np.random.Generator) -> np.ndarray:
+    """So many targets evenly through their distribution, [number, P]."""
+    y, weights = data.y.reshape(len(data.y), -1), data.weights
     order = np.argsort(y[:, 0], kind="stable") if y.shape[1] == 1 else rng.permutation(len(y))
-    number = min(_NUM_TARGETS, len(y)) if weights is None else _NUM_TARGETS
     share = np.full(len(y), 1 / len(y)) if weights is None else weights[order] / weights.sum()
     at = (np.arange(number) + 0.5) / number
     return y[order[np.searchsorted(share.cumsum(), at).clip(0, len(y) - 1)]]

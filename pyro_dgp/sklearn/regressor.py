@@ -26,7 +26,7 @@ from pyro_dgp.gp.recalibration import Recalibrated
 from pyro_dgp.infer.random_state import untouched_random_state
 from pyro_dgp.sklearn.base import LatentDGPEstimator, counting
 from pyro_dgp.sklearn.members import Fold
-from pyro_dgp.sklearn.pool import HeldOut, Pool, kernels, spread
+from pyro_dgp.sklearn.pool import HeldOut, Pool, kernels
 from pyro_dgp.sklearn.scaling import fitted_scaler, numbers, scaler_of, transformed
 
 __all__ = ["LatentDGPRegressor"]
@@ -118,7 +118,7 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
             constant or one that the likelihood does not accept, or a parameter is out of range.
         :raises NonFiniteError: If training diverged.
         """
-        start = time.perf_counter()
+        start = time.monotonic()
         self._check_parameters()
         X, y = validate_data(
             self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=2
@@ -221,7 +221,8 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
 
     def _fit_target_scale(self, y: np.ndarray, weights: np.ndarray | None) -> None:
         self._y_scaler = fitted_scaler("y", y.reshape(len(y), -1), weights)
-        if self._y_scaler.var_.min() == 0:
+        # Weighted variances of equal numbers need not be 0.
+        if self._y_scaler.var_.min() == 0 or np.ptp(y, axis=0).min() == 0:
             raise ValueError("y is constant in the training rows: there is no density to learn.")
         if not _scales(self.likelihood):
             zero = torch.zeros(self._num_outputs, dtype=torch.float64)
@@ -255,8 +256,7 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
         if not parts:
             return Pool()
         rng = np.random.default_rng(self._seed)
-        targets = spread(data.y.reshape(len(data.y), -1), data.weights, rng)
-        return Pool.fitted(parts, targets, self.dgp_.likelihood.lattice())
+        return Pool.fitted(parts, data, self.dgp_.likelihood.lattice(), rng)
 
     @staticmethod
     def _score(p: PredictiveMixture, y: Tensor) -> Tensor:
@@ -306,7 +306,8 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
 
     def _predictions(self, X: np.ndarray) -> Iterator[PredictiveMixture]:
         """Predictive distributions of checked inputs, some rows at a time."""
-        rows = max(1, _CHUNK // (self.num_samples * self._num_outputs))
+        components = max(self.num_samples, 200)  # of which trees are some, whatever num_samples
+        rows = max(1, _CHUNK // (components * self._num_outputs))
         for start in range(0, len(X), rows):
             yield self._predict(X[start : start + rows])
 

@@ -1,6 +1,7 @@
 """The fits of a model: in which order, with how many steps, and in which process."""
 
 import copy
+import json
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ import torch
 from sklearn.model_selection import KFold
 from tqdm.auto import tqdm
 
+from pyro_dgp._files import write_json
 from pyro_dgp.sklearn.members import Fold, Member, Recipe
 from pyro_dgp.sklearn.pool import HeldOut
 
@@ -35,7 +37,7 @@ class Schedule:
 
     :param int num_steps: Of each member.
     :param bool pooled: Whether to hold out folds.
-    :param deadline: Of ``time.perf_counter``, or None.
+    :param deadline: Of ``time.monotonic``, or None.
     """
 
     num_steps: int
@@ -52,11 +54,13 @@ class Fits:
     """What came of it.
 
     :param int num_steps: Planned for each member.
+    :param int num_late: Fits that the deadline has ended before their last step.
     """
 
     members: list[Member]
     held_out: list[HeldOut]
     num_steps: int
+    num_late: int = 0
 
 
 @dataclass(frozen=True)
@@ -72,27 +76,36 @@ class _Job:
     deadline: float | None
     checkpoint: Path | None
 
-    def run(self, tick: Callable[[], None] | None = None) -> tuple[Member, HeldOut | None]:
+    def run(self, tick: Callable[[], None] | None = None) -> "_Done":
         train, seed = self.train, self.seed
         member, A = Member.prepared(self.recipe, train.X, train.y, train.weights, seed)
-        end = None if self.deadline is None else time.monotonic() + self.deadline
+        late = False
 
         def callback() -> bool:
+            nonlocal late
             if tick is not None:
                 tick()
-            return end is not None and time.monotonic() > end
+            late = self.deadline is not None and time.monotonic() > self.deadline
+            return late
 
         member.train(
             self.recipe, (A, self.recipe.tensor(train.y)), train.weights, seed, self.num_steps,
             held_out=self.early, tick=callback, checkpoint=self.checkpoint,
         )  # fmt: skip
-        if self.test is None:
-            return member, None
+        late = late and len(member.history.losses) < self.num_steps
+        # Weights of a pool by a fit that is not done would be wrong for those that are.
+        if self.test is None or late or member.history.interrupted:
+            return _Done(member, None, late)
         generator = torch.Generator(self.recipe.device).manual_seed(seed)
-        test = self.test
-        p = member.predict(test.X, _NUM_SAMPLES, generator).to(torch.float64)
-        y = test.y.reshape(len(test.y), -1)
-        return member, HeldOut(y, p, member.features.samples(test.X), test.weights)
+        p = member.predict(self.test.X, _NUM_SAMPLES, generator).to(torch.float64)
+        return _Done(member, HeldOut(self.test, train, p, member.features), late)
+
+
+@dataclass(frozen=True)
+class _Done:
+    member: Member
+    held_out: HeldOut | None
+    late: bool
 
 
 def fit_all(
@@ -112,55 +125,49 @@ def fit_all(
     """
     folds = list(_folds(len(data.X), seed)) if schedule.pooled else []
     num_steps = schedule.num_steps
-    if schedule.deadline is not None:
-        num_steps = _planned(recipe, data, seed, schedule, len(folds))
-    fold_steps = max(1, round(_FOLD_SHARE * num_steps))
-
-    def job(i: int, train: Fold, test: Fold | None, steps: int, early) -> _Job:
-        left = None if schedule.deadline is None else schedule.deadline - time.perf_counter()
-        path = schedule.checkpoint
-        if path is not None and i:
-            path = path.with_name(f"{path.name}.{i}")
-        return _Job(recipe, train, test, early, (seed + i) % 2**31, steps, left, path)
-
-    M = schedule.num_members
-    jobs = [lambda i=i: job(i, data, None, num_steps, held_out) for i in range(M)]
-    for i, (train, test) in enumerate(folds):
-        jobs.append(lambda i=i, a=train, b=test: job(M + i, data[a], data[b], fold_steps, None))
-    total = M * num_steps + len(folds) * fold_steps
-    members, predicted = [], []
     # A process of somebody else's pool starts none of its own.
     alone = multiprocessing.parent_process() is not None
     n_jobs = 1 if alone else joblib.effective_n_jobs(schedule.n_jobs)
+    if schedule.deadline is not None:
+        workers = min(n_jobs, schedule.num_members + len(folds))
+        num_steps = _planned(recipe, data, seed, schedule, len(folds), workers)
+    fold_steps = max(1, round(_FOLD_SHARE * num_steps))
+
+    def job(i: int, train: Fold, test: Fold | None, steps: int, early) -> _Job:
+        path = schedule.checkpoint
+        if path is not None and i:
+            path = path.with_name(f"{path.name}.{i}")
+        seed_i = (seed + i) % 2**31
+        return _Job(recipe, train, test, early, seed_i, steps, schedule.deadline, path)
+
+    M = schedule.num_members
+    jobs = [job(i, data, None, num_steps, held_out) for i in range(M)]
+    for i, (train, test) in enumerate(folds):
+        jobs.append(job(M + i, data[train], data[test], fold_steps, None))
+    done = []
+    total = sum(one.num_steps for one in jobs)
     with tqdm(total=total, disable=not schedule.progress, unit="step") as bar:
         if n_jobs == 1:
-            for make in jobs:
-                member, rows = make().run(bar.update)
-                _sort(member, rows, members, predicted)
-                if member.history.interrupted:
-                    members[0].history.interrupted = True  # whichever fit it was
+            for one in jobs:
+                done.append(one.run(bar.update))
+                if done[-1].member.history.interrupted:
+                    done[0].member.history.interrupted = True  # whichever fit it was
                     break
         else:
             run = joblib.delayed(_run_alone)
             results = joblib.Parallel(n_jobs, backend="loky", return_as="generator")(
-                run(make(), max(1, joblib.cpu_count() // n_jobs)) for make in jobs
+                run(one, max(1, joblib.cpu_count() // n_jobs)) for one in jobs
             )
-            for member, rows in results:
-                bar.update(len(member.history.losses))
-                _sort(member, rows, members, predicted)
-    return Fits(members, predicted, num_steps)
+            for found in results:
+                bar.update(len(found.member.history.losses))
+                done.append(found)
+    parts = [found.held_out for found in done if found.held_out is not None]
+    return Fits([d.member for d in done[:M]], parts, num_steps, sum(d.late for d in done))
 
 
-def _run_alone(job: _Job, num_threads: int) -> tuple[Member, HeldOut | None]:
+def _run_alone(job: _Job, num_threads: int) -> _Done:
     torch.set_num_threads(num_threads)
     return job.run()
-
-
-def _sort(member: Member, rows: HeldOut | None, members: list, predicted: list) -> None:
-    if rows is None:
-        members.append(member)
-    elif not member.history.interrupted:
-        predicted.append(rows)
 
 
 def _folds(num_rows: int, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -173,21 +180,36 @@ def _folds(num_rows: int, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     yield np.sort(train), np.sort(test)
 
 
-def _planned(recipe: Recipe, data: Fold, seed: int, schedule: Schedule, num_folds: int) -> int:
-    """Steps of a member that the deadline allows: as long as some take that are thrown away."""
-    start = time.perf_counter()
+def _planned(
+    recipe: Recipe, data: Fold, seed: int, schedule: Schedule, num_folds: int, workers: int
+) -> int:
+    """Steps of a member that the deadline allows: as long as some take that are thrown away.
+
+    A run that goes on from checkpoints needs the steps that were planned at first, which a file
+    beside them keeps.
+    """
+    plan = schedule.checkpoint
+    if plan is not None:
+        plan = plan.with_name(f"{plan.name}.plan")
+        if plan.exists() and schedule.checkpoint.exists():
+            return min(int(json.loads(plan.read_text())["num_steps"]), schedule.num_steps)
+    start = time.monotonic()
     member, A = Member.prepared(recipe, data.X, data.y, data.weights, seed)
-    preparing = time.perf_counter() - start
+    preparing = time.monotonic() - start
     times = []
     tensors = A, recipe.tensor(data.y)
-    copy.deepcopy(member).train(
+    timed = copy.deepcopy(member).train(
         recipe, tensors, data.weights, seed, _NUM_WARM + _NUM_TIMED,
-        tick=lambda: times.append(time.perf_counter()) or False,
+        tick=lambda: times.append(time.monotonic()) or False,
     )  # fmt: skip
+    if timed.history.interrupted:  # nothing is there to be kept
+        raise KeyboardInterrupt
     step = (times[-1] - times[_NUM_WARM - 1]) / _NUM_TIMED
-    left = schedule.deadline - time.perf_counter()
+    left = schedule.deadline - time.monotonic()
     jobs = schedule.num_members + num_folds
-    workers = min(joblib.effective_n_jobs(schedule.n_jobs), jobs)
     left = _SAFE * left - preparing * jobs / workers
     whole = schedule.num_members + _FOLD_SHARE * num_folds
-    return int(np.clip(left * workers / (step * whole), 1, schedule.num_steps))
+    num_steps = int(np.clip(left * workers / (step * whole), 1, schedule.num_steps))
+    if plan is not None:
+        write_json({"num_steps": num_steps}, plan)
+    return num_steps

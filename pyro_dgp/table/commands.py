@@ -152,11 +152,7 @@ def _fit(args: argparse.Namespace) -> int:
         _print_report(scores, len(test))
     training = f"{model.history_.seconds:.0f} for the model's {steps} steps"
     print(f"time   {seconds:.0f} s, of them {training}")
-    best = ""
-    if len(model.validation_crps_):
-        step = model.validation_steps_[model.validation_crps_.argmin()]
-        best = f" as it was after {step} steps, when its CRPS on validation rows was best"
-    print(f"model  {output}{best}")
+    print(f"model  {output}")
     for leftover in (*model.checkpoints(), partial):
         leftover.unlink(missing_ok=True)
     return 0
@@ -256,8 +252,7 @@ def _plot(args: argparse.Namespace) -> int:
         "densities",
         lambda ax: plots.marginal_densities(model, X[some], y[some], ax=ax).set_xlabel(target),
     )
-    scores = model.validation_steps_, model.validation_crps_
-    panels("training", lambda ax: plots.training_curve(model.history_, scores, ax=ax))
+    panels("training", lambda ax: plots.training_curve(model.history_, ax=ax))
     return 0
 
 

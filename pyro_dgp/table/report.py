@@ -54,8 +54,10 @@ def _model_scores(model, X, y) -> dict:
 
 
 def _normal_scores(y_train, y) -> dict:
-    loc, scale = (torch.full((1, len(y)), v) for v in (y_train.mean(), y_train.std()))
-    normal = PredictiveMixture(torch.distributions.Normal(loc.double(), scale.double()))
+    loc, scale = (
+        torch.full((1, len(y)), v, dtype=torch.float64) for v in (y_train.mean(), y_train.std())
+    )
+    normal = PredictiveMixture(torch.distributions.Normal(loc, scale))
     target = torch.as_tensor(y)
     return {
         "log_likelihood": normal.log_prob(target).mean().item(),

@@ -43,6 +43,12 @@ def test_probabilities_of_a_rounded_target_count_as_densities():
     assert scores["latent deep GP"]["log_likelihood"] == pytest.approx(0)  # 1/2 over 1/2
 
 
+def test_a_narrow_target_far_from_0():
+    X, y = np.zeros((4000, 1)), 1.7e9 + 10 * np.random.default_rng(0).normal(size=4000)
+    normal = report(Coin(), X, y, X, y)["normal distribution"]
+    assert normal["log_likelihood"] == pytest.approx(norm.logpdf(0, scale=10) - 0.5, abs=0.1)
+
+
 def test_the_three_are_compared_on_one_scale(monkeypatch):
     rng = np.random.default_rng(0)
     X = 3 * rng.normal(size=(1500, 1))
