@@ -5,7 +5,6 @@ Growing them needs scikit-learn: ``pip install 'pyro_dgp[sklearn]'``.
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -131,10 +130,15 @@ class Forest:
         # The seeds and the bags are those of scikit-learn's forest without weights.
         seeds = check_random_state(seed).randint(np.iinfo(np.int32).max, size=num_trees)
         trees, outside = [], _Moments(y.shape)
-        with ThreadPoolExecutor(n_jobs) as pool, closing(pool.map(grow, seeds)) as grown:
-            for tree, rows, values in grown:  # in the order of the seeds
-                trees.append(tree)
-                outside.add(values, rows)
+        with ThreadPoolExecutor(n_jobs) as pool:
+            # What a thread has freed stays its own, a gigabyte for many rows.
+            run = map if n_jobs == 1 else pool.map
+            # As many at a time as there are threads: values wait for their turn, which is that of
+            # the seeds.
+            for some_seeds in np.array_split(seeds, -(-num_trees // n_jobs)):
+                for tree, rows, values in run(grow, some_seeds):
+                    trees.append(tree)
+                    outside.add(values, rows)
         mean, sd = outside.mean, outside.sd()
         never = np.flatnonzero(outside.count == 0)
         if len(never):

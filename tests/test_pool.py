@@ -225,7 +225,9 @@ def test_a_time_limit_is_kept_and_told():
         model = whole(num_steps=100_000, time_limit=5.0).fit(X, y)
     assert 1 <= model.num_steps_ < 100_000
     assert np.isfinite(model.predict(X)).all()
-    assert whole(time_limit=1000.0).fit(X, y).num_steps_ == 15
+    limited = whole(time_limit=1000.0).fit(X, y)
+    assert limited.num_steps_ == 15
+    assert np.array_equal(limited.predict(X), whole().fit(X, y).predict(X))
 
 
 class Clock:
@@ -258,7 +260,7 @@ def test_an_interrupted_fit_keeps_its_plan(tmp_path, ctrl_c_at, monkeypatch):
 
 def test_folds_that_are_late_say_nothing(monkeypatch):
     X, y = data(60)
-    monkeypatch.setattr(schedule, "_planned", lambda *args: 50)
+    monkeypatch.setattr(schedule, "_planned", lambda *args: (50, None))
     with pytest.warns(ConvergenceWarning, match="ended 5 fits before that"):
         model = whole(num_steps=50, time_limit=1e-6).fit(X, y)
     assert len(model.history_.losses) == 1

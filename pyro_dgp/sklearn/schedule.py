@@ -5,7 +5,7 @@ import json
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import joblib
@@ -75,10 +75,13 @@ class _Job:
     num_steps: int
     deadline: float | None
     checkpoint: Path | None
+    prepared: tuple[Member, torch.Tensor] | None = None
 
     def run(self, tick: Callable[[], None] | None = None) -> "_Done":
         train, seed = self.train, self.seed
-        member, A = Member.prepared(self.recipe, train.X, train.y, train.weights, seed)
+        member, A = self.prepared or Member.prepared(
+            self.recipe, train.X, train.y, train.weights, seed
+        )
         late = False
 
         def callback() -> bool:
@@ -125,12 +128,13 @@ def fit_all(
     """
     folds = list(_folds(len(data.X), seed)) if schedule.pooled else []
     num_steps = schedule.num_steps
+    prepared = None
     # A process of somebody else's pool starts none of its own.
     alone = multiprocessing.parent_process() is not None
     n_jobs = 1 if alone else joblib.effective_n_jobs(schedule.n_jobs)
     if schedule.deadline is not None:
         workers = min(n_jobs, schedule.num_members + len(folds))
-        num_steps = _planned(recipe, data, seed, schedule, len(folds), workers)
+        num_steps, prepared = _planned(recipe, data, seed, schedule, len(folds), workers)
     fold_steps = max(1, round(_FOLD_SHARE * num_steps))
 
     def job(i: int, train: Fold, test: Fold | None, steps: int, early) -> _Job:
@@ -144,6 +148,7 @@ def fit_all(
     jobs = [job(i, data, None, num_steps, held_out) for i in range(M)]
     for i, (train, test) in enumerate(folds):
         jobs.append(job(M + i, data[train], data[test], fold_steps, None))
+    jobs[0] = replace(jobs[0], prepared=prepared)
     done = []
     total = sum(one.num_steps for one in jobs)
     with tqdm(total=total, disable=not schedule.progress, unit="step") as bar:
@@ -182,8 +187,9 @@ def _folds(num_rows: int, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 def _planned(
     recipe: Recipe, data: Fold, seed: int, schedule: Schedule, num_folds: int, workers: int
-) -> int:
-    """Steps of a member that the deadline allows: as long as some take that are thrown away.
+) -> tuple[int, tuple[Member, torch.Tensor] | None]:
+    """Steps of a member that the deadline allows, as long as some take that are thrown away, and
+    what the first one needs to start.
 
     A run that goes on from checkpoints needs the steps that were planned at first, which a file
     beside them keeps.
@@ -192,13 +198,13 @@ def _planned(
     if plan is not None:
         plan = plan.with_name(f"{plan.name}.plan")
         if plan.exists() and schedule.checkpoint.exists():
-            return min(int(json.loads(plan.read_text())["num_steps"]), schedule.num_steps)
+            return min(int(json.loads(plan.read_text())["num_steps"]), schedule.num_steps), None
     start = time.monotonic()
     member, A = Member.prepared(recipe, data.X, data.y, data.weights, seed)
     preparing = time.monotonic() - start
     times = []
     tensors = A, recipe.tensor(data.y)
-    timed = copy.deepcopy(member).train(
+    timed = replace(member, dgp=copy.deepcopy(member.dgp)).train(
         recipe, tensors, data.weights, seed, _NUM_WARM + _NUM_TIMED,
         tick=lambda: times.append(time.monotonic()) or False,
     )  # fmt: skip
@@ -206,10 +212,10 @@ def _planned(
         raise KeyboardInterrupt
     step = (times[-1] - times[_NUM_WARM - 1]) / _NUM_TIMED
     left = schedule.deadline - time.monotonic()
-    jobs = schedule.num_members + num_folds
-    left = _SAFE * left - preparing * jobs / workers
+    others = schedule.num_members + num_folds - 1
+    left = _SAFE * left - preparing * others / workers
     whole = schedule.num_members + _FOLD_SHARE * num_folds
     num_steps = int(np.clip(left * workers / (step * whole), 1, schedule.num_steps))
     if plan is not None:
         write_json({"num_steps": num_steps}, plan)
-    return num_steps
+    return num_steps, (member, A)
