@@ -35,6 +35,8 @@ SETS = (
     "energy", "concrete", "solar", "winered", "winewhite", "kin8nm", "power", "naval", "pol",
 )  # fmt: skip
 METRICS = ("crps", "log_likelihood", "rmse", "coverage", "width", "pit_distance", "seconds")
+# Of which less, or more log-likelihood, is better by itself.
+RANKED = ("crps", "log_likelihood", "rmse", "pit_distance", "seconds")
 COLUMNS = ("set", "split", "method", *METRICS)
 # Targets this near to a predicted atom are on it: CatBoost's quantiles of equal targets are 1e-6
 # off, float32 predictions 1e-7.
@@ -379,7 +381,7 @@ def table(rows: list[dict[str, str]], sets: list[str], methods: list[str], metri
                 continue
             (mean, error), number = of[method]
             best = "**" if scores[method] == min(scores.values()) else ""
-            cells.append(f"{best}{mean:.4g}{best} ({error:.1g})")
+            cells.append(f"{best}{mean:.4g}{best}" + (f" ({error:.1g})" if number > 1 else ""))
             less = sum(score < scores[method] for score in scores.values())
             equal = sum(score == scores[method] for score in scores.values())
             ranks[method].append(less + (equal + 1) / 2)
@@ -427,7 +429,7 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", choices=SETS, default=SETS)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument(
-        "--table", choices=METRICS, nargs="?", const="crps", help="of the rows there are"
+        "--table", choices=RANKED, nargs="?", const="crps", help="of the rows there are"
     )
     parser.add_argument("--figure", type=Path, help="of the rows there are")
     args = parser.parse_args()
