@@ -238,7 +238,7 @@ class LatentDGPEstimator(BaseEstimator):
         :param extra: More to keep: numbers, strings, lists and dicts, the ``extra_`` of a loaded
             model.
         :raises NotFittedError: If it has not been fitted.
-        :raises ValueError: If ``features`` is a regressor, or the likelihood has no name.
+        :raises ValueError: If ``features`` is an estimator, or the likelihood has no name.
         """
         check_is_fitted(self)
         likelihood = described(self.dgp_.likelihood)
@@ -367,10 +367,10 @@ class LatentDGPEstimator(BaseEstimator):
                 "validation_fraction must be at least 0 and below 1, but it is "
                 f"{self.validation_fraction}."
             )
-        for name in ("lr", "time_limit"):
-            value = getattr(self, name)
-            if value is None and name == "time_limit":
-                continue
+        positive = {"lr": self.lr}
+        if self.time_limit is not None:
+            positive["time_limit"] = self.time_limit
+        for name, value in positive.items():
             if value is None or not 0 < value < math.inf:
                 raise ValueError(f"{name} must be positive and finite, but it is {value}.")
         if self.dtype not in ("float32", "float64"):

@@ -14,10 +14,17 @@ from sklearn.utils.validation import has_fit_parameter
 
 from pyro_dgp.forests import Forest
 
-__all__ = ["CrossFittedFeatures", "Features", "NoFeatures", "TreeFeatures", "features_of"]
+__all__ = [
+    "NUM_TREES",
+    "CrossFittedFeatures",
+    "Features",
+    "NoFeatures",
+    "TreeFeatures",
+    "features_of",
+]
 
 # Trees of a forest.
-_NUM_TREES = 200
+NUM_TREES = 200
 # A tree grows from at most so many rows: what 200,000 rows teach, and 2 GiB hold.
 _MOST_ROWS = 20_000
 # The smallest deviation over trees that differs from none, in standard deviations of y.
@@ -84,7 +91,7 @@ class TreeFeatures(Features):
         :param weights: Positive, [N], or None.
         """
         forest, moments = Forest.fitted(
-            X, y, num_trees=_NUM_TREES, max_samples=_MOST_ROWS if len(X) > _MOST_ROWS else None,
+            X, y, num_trees=NUM_TREES, max_samples=_MOST_ROWS if len(X) > _MOST_ROWS else None,
             sample_weight=weights, seed=seed,
         )  # fmt: skip
         return cls(forest), cls._columns(*moments)

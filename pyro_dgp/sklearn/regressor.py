@@ -25,6 +25,7 @@ from pyro_dgp.gp.likelihoods import (
 from pyro_dgp.gp.recalibration import Recalibrated
 from pyro_dgp.infer.random_state import untouched_random_state
 from pyro_dgp.sklearn.base import LatentDGPEstimator, counting
+from pyro_dgp.sklearn.features import NUM_TREES
 from pyro_dgp.sklearn.members import Fold
 from pyro_dgp.sklearn.pool import HeldOut, Pool, kernels
 from pyro_dgp.sklearn.scaling import fitted_scaler, numbers, scaler_of, transformed
@@ -306,7 +307,8 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
 
     def _predictions(self, X: np.ndarray) -> Iterator[PredictiveMixture]:
         """Predictive distributions of checked inputs, some rows at a time."""
-        components = max(self.num_samples, 200)  # of which trees are some, whatever num_samples
+        # All trees are asked, whatever num_samples.
+        components = max(self.num_samples, NUM_TREES)
         rows = max(1, _CHUNK // (components * self._num_outputs))
         for start in range(0, len(X), rows):
             yield self._predict(X[start : start + rows])

@@ -60,7 +60,7 @@ class Fits:
     members: list[Member]
     held_out: list[HeldOut]
     num_steps: int
-    num_late: int = 0
+    num_late: int
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,10 @@ class _Job:
     prepared: tuple[Member, torch.Tensor] | None = None
 
     def run(self, tick: Callable[[], None] | None = None) -> "_Done":
+        """Trains, and predicts the rows left out if nothing cut training short.
+
+        :param tick: Called after every step.
+        """
         train, seed = self.train, self.seed
         member, A = self.prepared or Member.prepared(
             self.recipe, train.X, train.y, train.weights, seed
