@@ -1,9 +1,9 @@
-"""Regression forests as plain arrays, which a file can hold without code.
+"""Regression trees as plain arrays, which a file can hold without code.
 
 Growing them needs scikit-learn: ``pip install 'pyro_dgp[sklearn]'``.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ except ImportError as error:
         "Forest needs scikit-learn 1.6 or newer: pip install 'pyro_dgp[sklearn]'."
     ) from error
 
-__all__ = ["Forest"]
+__all__ = ["Forest", "rounded_inputs"]
 
 _LARGEST = np.finfo(np.float32).max
 # Rows times trees that walk down together: many for NumPy, few for the processor's cache.
@@ -36,11 +36,12 @@ _DIMS = {"roots": 1, "feature": 1, "threshold": 1, "children": 2, "value": 2}
 
 @dataclass(frozen=True, eq=False)
 class Forest:
-    """Extremely randomised trees, each grown from a bootstrap sample of the rows.
+    """Trees whose mean predicts.
 
-    Those of scikit-learn's ``ExtraTreesRegressor(bootstrap=True)``. A tree predicts the mean over
-    the targets in one of its leaves. Inputs are rounded to float32, as scikit-learn does, so that
-    float32 thresholds part them in the same way.
+    :meth:`fitted` grows extremely randomised trees, each from a bootstrap sample of the rows: those
+    of scikit-learn's ``ExtraTreesRegressor(bootstrap=True)``. :meth:`of_boosting` holds what
+    gradient boosting has learned. Inputs are rounded to float32, as scikit-learn's trees do, so
+    that float32 thresholds part them in the same way.
 
     All I inner nodes of the T trees are numbered from 0 up, parents before children, and all L
     leaves from -1 down: leaf j is ``~j``. An inner node takes 16 bytes and a leaf 8 P.
@@ -105,7 +106,7 @@ class Forest:
         num_trees = check_integer("num_trees", num_trees, 1)
         min_samples_leaf = check_integer("min_samples_leaf", min_samples_leaf, 1)
         seed, n_jobs = check_integer("seed", seed, 0), check_integer("n_jobs", n_jobs, 1)
-        X, y = _checked_inputs(X), _checked_targets(y)
+        X, y = rounded_inputs(X), _checked_targets(y)
         if len(X) != len(y):
             raise ValueError(f"X has {len(X)} rows, but y {len(y)}.")
         weight = _checked_weights(sample_weight, len(X))
@@ -146,6 +147,22 @@ class Forest:
             others = _moments_of_others(y[some], weight[some])
             mean[never], sd[never] = (moment[place] for moment in others)
         return cls(num_inputs=X.shape[1], **_joined(trees)), (mean, sd)
+
+    @classmethod
+    def of_boosting(cls, models: Sequence) -> "Forest":
+        """The mean of boosted models, whose trees add up, as a forest, whose trees are averaged.
+
+        Inputs rounded to float32 must have been what the models were fitted to.
+
+        :param models: Fitted ``HistGradientBoostingRegressor`` with the squared error as loss, of
+            the same inputs, none of them categorical or missing.
+        """
+        trees = [tree for model in models for (tree,) in model._predictors]
+        start = np.mean([model._baseline_prediction for model in models])
+        plain = [_plain_boosted(tree.nodes) for tree in trees] or [_leaf(0.0)]
+        for tree in plain:
+            tree["value"] = start + tree["value"] * (len(plain) / len(models))
+        return cls(num_inputs=models[0].n_features_in_, **_joined(plain))
 
     @property
     def num_trees(self) -> int:
@@ -245,7 +262,7 @@ class Forest:
         return None
 
     def _checked(self, X) -> np.ndarray:
-        X = _checked_inputs(X)
+        X = rounded_inputs(X)
         if X.shape[1] != self.num_inputs:
             raise ValueError(f"X has {X.shape[1]} columns; the forest knows {self.num_inputs}.")
         return X
@@ -323,19 +340,48 @@ def _moments_before(y: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.n
 
 def _plain(tree) -> dict[str, np.ndarray]:
     """The arrays of one tree of scikit-learn, see :class:`Forest`."""
-    inner = tree.children_left >= 0
+    children = np.stack([tree.children_left, tree.children_right], 1)
+    return _numbered(
+        tree.children_left >= 0, tree.feature, tree.threshold, children, tree.value[..., 0]
+    )
+
+
+def _plain_boosted(nodes: np.ndarray) -> dict[str, np.ndarray]:
+    """The arrays of one tree of histograms."""
+    children = np.stack([nodes["left"], nodes["right"]], 1)
+    inner = nodes["is_leaf"] == 0
+    return _numbered(
+        inner, nodes["feature_idx"], nodes["num_threshold"], children, nodes["value"][:, None]
+    )
+
+
+def _leaf(value: float) -> dict[str, np.ndarray]:
+    """A tree that is a leaf."""
+    nothing = np.zeros(1)
+    return _numbered(
+        np.zeros(1, dtype=bool), nothing, nothing, np.zeros((1, 2)), np.full((1, 1), value)
+    )
+
+
+def _numbered(
+    inner: np.ndarray,
+    feature: np.ndarray,
+    threshold: np.ndarray,
+    children: np.ndarray,
+    value: np.ndarray,
+) -> dict[str, np.ndarray]:
+    """The arrays of a tree from those of all its nodes, of which some are inner ones."""
     number = np.where(inner, np.cumsum(inner) - 1, -np.cumsum(~inner)).astype(np.int32)
-    exact = tree.threshold[inner]
+    exact = threshold[inner]
     # Downwards: then just as many float32 numbers are up to it.
     threshold = exact.astype(np.float32)
     threshold = np.where(threshold > exact, np.nextafter(threshold, -_LARGEST), threshold)
-    children = np.stack([tree.children_left[inner], tree.children_right[inner]], 1)
     return {
         "roots": number[:1].copy(),  # a view would keep all of it
-        "feature": tree.feature[inner].astype(np.int32),
+        "feature": feature[inner].astype(np.int32),
         "threshold": threshold,
-        "children": number[children],
-        "value": tree.value[~inner, :, 0],
+        "children": number[children[inner]],
+        "value": value[~inner],
     }
 
 
@@ -351,7 +397,11 @@ def _joined(trees: list[dict]) -> dict[str, np.ndarray]:
     return {name: np.concatenate([tree.pop(name) for tree in trees]) for name in tuple(trees[0])}
 
 
-def _checked_inputs(X) -> np.ndarray:
+def rounded_inputs(X) -> np.ndarray:
+    """As trees see them: float32, [N, D].
+
+    :raises ValueError: If they are not finite or no matrix.
+    """
     X = np.asarray(X)
     if X.ndim != 2 or X.shape[1] == 0:
         raise ValueError(f"X must have rows and columns, but its shape is {X.shape}.")

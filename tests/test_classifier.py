@@ -230,7 +230,10 @@ def test_model_selection():
         ({"likelihood": "gaussian"}, "likelihood must be one of auto, bernoulli"),
         ({"likelihood": None}, "likelihood must be one of auto, bernoulli"),
         ({"likelihood": "bernoulli"}, "for two classes, but y has 3"),
-        ({"features": "forest"}, "features must be 'trees', None or a scikit-learn classifier"),
+        (
+            {"features": "forest"},
+            "features must be of 'trees', 'boosting' and scikit-learn classifiers",
+        ),
     ],
 )
 def test_bad_parameters(options, match):

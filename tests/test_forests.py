@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("sklearn")
 
-from sklearn.ensemble import ExtraTreesRegressor
+from sklearn.ensemble import ExtraTreesRegressor, HistGradientBoostingRegressor
 
 from pyro_dgp._files import read_tensors, write_tensors
 from pyro_dgp.forests import Forest
@@ -72,6 +72,25 @@ def test_rows_next_to_thresholds_go_the_same_way():
     near = np.concatenate([at, np.nextafter(at, np.float32(-9)), np.nextafter(at, np.float32(9))])
     for X_new in (near[:, None], near[:, None].astype(np.float64) + 1e-9, X):
         assert np.array_equal(forest.predictions(X_new), of_trees(reference(X, y), X_new))
+
+
+@pytest.mark.parametrize("y", [None, 3.0])
+@pytest.mark.parametrize("num_models", [1, 3])
+def test_boosted_models_as_one_forest(y, num_models):
+    X, targets = data(500)
+    X = X.astype(np.float32)
+    targets = targets if y is None else np.full(500, y)
+    models = [
+        HistGradientBoostingRegressor(max_iter=10 * i + 1, random_state=i).fit(X, targets)
+        for i in range(num_models)
+    ]
+    forest = Forest.of_boosting(models)
+    # Next to thresholds, too.
+    X_new = np.concatenate([data(300, seed=1)[0].astype(np.float32), X])
+    X_new = np.concatenate([X_new, np.nextafter(X, np.float32(9)), np.nextafter(X, np.float32(-9))])
+    there = np.mean([model.predict(X_new) for model in models], 0)
+    assert np.allclose(forest.moments(X_new)[0][:, 0], there, rtol=0, atol=1e-12)
+    assert same(forest, Forest.from_state(forest.state()))
 
 
 def test_few_bytes_a_node():

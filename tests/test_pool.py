@@ -18,7 +18,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from pyro_dgp.sklearn import LatentDGPRegressor, base, regressor, schedule
-from pyro_dgp.sklearn.features import CrossFittedFeatures, TreeFeatures
+from pyro_dgp.sklearn import features as features_module
+from pyro_dgp.sklearn.features import BoostingFeatures, CrossFittedFeatures, features_of
 from pyro_dgp.sklearn.members import Fold
 from pyro_dgp.sklearn.pool import likeliest_width, spread, stacking_weights
 from tests.test_sklearn import WHOLE, data
@@ -28,15 +29,13 @@ def whole(**options):
     return LatentDGPRegressor(**WHOLE | options)
 
 
-@pytest.mark.parametrize("source", ["trees", "ridge"])
-def test_a_rows_own_target_does_not_reach_its_features(source):
+@pytest.mark.parametrize("sources", [["trees"], ["boosting"], [Ridge()], ["boosting", Ridge()]])
+def test_a_rows_own_target_does_not_reach_its_features(sources):
     X, y = data(50)
-    y = y[:, None]
+    y = np.stack([y, -y], 1)
 
     def features(y):
-        if source == "trees":
-            return TreeFeatures.fitted(X, y, None, 0)
-        return CrossFittedFeatures.fitted(Ridge(), X, y, None, 0)
+        return features_of(sources, X, y, None, 0)
 
     made, before = features(y)
     for row in (0, 17, 49):
@@ -156,8 +155,8 @@ def test_rounded_targets_are_found():
 @pytest.mark.parametrize(
     "options",
     [{}, {"n_estimators": 2}, {"likelihood": "student_t"}, {"features": None},
-     {"kernel": "matern12"}, {"likelihood": "gamma"}, {"likelihood": "zero_inflated"},
-     {"dtype": "float32"}],
+     {"features": ("boosting", "trees")}, {"features": "boosting"}, {"kernel": "matern12"},
+     {"likelihood": "gamma"}, {"likelihood": "zero_inflated"}, {"dtype": "float32"}],
 )  # fmt: skip
 @pytest.mark.parametrize("num_outputs", [None, 2])
 def test_model_files_are_the_model(options, num_outputs, tmp_path):
@@ -182,6 +181,44 @@ def test_any_regressor_makes_features(tmp_path):
         model.save(tmp_path / "m.pt")
     two = whole(features=Ridge(), num_steps=3).fit(X, np.stack([y, -y], 1))
     assert two.predict(X).shape == (80, 2)
+
+
+def test_sources_stand_side_by_side():
+    X, y = data(80)
+    two, values = features_of(["boosting", Ridge(), "trees"], X, y[:, None], None, 0)
+    parts = [
+        features_of([source], X, y[:, None], None, 0) for source in ("boosting", Ridge(), "trees")
+    ]
+    assert np.array_equal(values, np.concatenate([value for _, value in parts], 1))
+    assert np.array_equal(two.transform(X), np.concatenate([f.transform(X) for f, _ in parts], 1))
+    assert np.array_equal(two.samples(X), parts[2][0].samples(X))
+    assert parts[0][0].samples(X) is None
+
+
+def test_boosting_is_scikit_learns():
+    X, y = data(300)
+    X, y = X.astype(np.float32), y[:, None]
+    features, values = BoostingFeatures.fitted(X, y, None, 0)
+    model = HistGradientBoostingRegressor(early_stopping=True, **features_module._BOOSTING)
+    crossed, expected = CrossFittedFeatures.fitted(model, X, y, None, 0)
+    assert np.array_equal(values, expected)
+    assert np.corrcoef(values[:, 0], y[:, 0])[0, 1] > 0.5
+    new = np.random.default_rng(1).normal(size=(500, X.shape[1])).astype(np.float32)
+    assert np.allclose(features.transform(new), crossed.transform(new), rtol=0, atol=1e-12)
+
+
+def test_boosting_from_a_part_of_the_rows(monkeypatch):
+    monkeypatch.setattr(features_module, "_MOST_ROWS", 40)
+    seen = []
+    fit = HistGradientBoostingRegressor.fit
+    monkeypatch.setattr(
+        HistGradientBoostingRegressor,
+        "fit",
+        lambda self, X, y: seen.append(len(X)) or fit(self, X, y),
+    )
+    X, y = data(100)
+    BoostingFeatures.fitted(X, y[:, None], None, 0)
+    assert seen == [40] * 5
 
 
 def test_random_regressors_are_seeded():
@@ -289,10 +326,12 @@ def test_few_rows_and_many_columns(likelihood):
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"features": "forest"}, "features must be 'trees'"),
-        ({"features": 3}, "features must be 'trees'"),
-        ({"features": Ridge}, "features must be 'trees'"),
-        ({"features": RandomForestClassifier()}, "a scikit-learn regressor"),
+        ({"features": "forest"}, "features must be of 'trees', 'boosting'"),
+        ({"features": 3}, "features must be of 'trees', 'boosting'"),
+        ({"features": Ridge}, "features must be of 'trees', 'boosting'"),
+        ({"features": RandomForestClassifier()}, "scikit-learn regressors, one or several"),
+        ({"features": ("trees", None)}, "features must be of 'trees', 'boosting'"),
+        ({"features": ("trees", "trees")}, "names a source twice"),
         ({"lr": None}, "lr must be positive"),
         ({"likelihood": "cauchy"}, "likelihood must be one of auto"),
         ({"kernel": "linear"}, "kernel must be one of"),

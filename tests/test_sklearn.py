@@ -34,7 +34,9 @@ def regressor(**options):
     return LatentDGPRegressor(**QUICK | options)
 
 
-@parametrize_with_checks([regressor(num_inducing=16), LatentDGPRegressor(**WHOLE)])
+@parametrize_with_checks(
+    [regressor(num_inducing=16), LatentDGPRegressor(**WHOLE | {"features": ("trees", "boosting")})]
+)
 def test_estimator_checks(estimator, check):
     name = getattr(check, "func", check).__name__
     if "array_api" in name:

@@ -25,7 +25,7 @@ from pyro_dgp.gp import LatentDGP, PredictiveMixture
 from pyro_dgp.gp.kernels import KERNELS
 from pyro_dgp.gp.likelihoods import LIKELIHOODS, Likelihood, described, rebuilt
 from pyro_dgp.infer import TrainingHistory
-from pyro_dgp.sklearn.features import NoFeatures, TreeFeatures
+from pyro_dgp.sklearn.features import SOURCES, JointFeatures
 from pyro_dgp.sklearn.members import Fold, Member, Recipe, isolated
 from pyro_dgp.sklearn.pool import HeldOut
 from pyro_dgp.sklearn.scaling import fitted_scaler, numbers, scaler_of, transformed
@@ -33,7 +33,7 @@ from pyro_dgp.sklearn.schedule import Schedule, fit_all
 
 __all__ = ["LatentDGPEstimator", "counting"]
 
-_FORMAT = "pyro_dgp model 3"
+_FORMAT = "pyro_dgp model 4"
 # Fewer rows than this are too few to hold some out.
 _LEAST_TO_SPLIT, _LEAST_TO_POOL = 30, 20
 # More training rows than this take twice the steps.
@@ -53,14 +53,14 @@ class LatentDGPEstimator(BaseEstimator):
     _likelihoods: tuple[str, ...]
     # Of what a pool is made.
     _pool_class: type
-    # What ``features`` may be beside "trees" and None.
+    # What ``features`` may be beside names and None.
     _base = "regressor"
 
     def __init__(
         self,
         *,
         likelihood="auto",
-        features="trees",
+        features=("trees", "boosting"),
         pool: bool = True,
         n_estimators: int = 1,
         num_layers: int = 2,
@@ -256,8 +256,8 @@ class LatentDGPEstimator(BaseEstimator):
             }
             for member in self.members_
         ]
-        if not isinstance(self.features, str | None):
-            parameters["features"] = None
+        if not all(isinstance(source, str) for source in self._sources()):
+            parameters["features"] = None  # changed after fit
         fitted = {
             "n_features_in_": self.n_features_in_,
             "feature_names": None if names is None else names.tolist(),
@@ -311,6 +311,8 @@ class LatentDGPEstimator(BaseEstimator):
         parameters, fitted = json.loads(state["parameters"]), json.loads(state["fitted"])
         parameters["device"] = device or parameters["device"]
         parameters["dtype"] = dtype or parameters["dtype"]
+        if isinstance(parameters["features"], list):  # JSON has no tuples
+            parameters["features"] = tuple(parameters["features"])
         model = cls(**parameters)
         model._check_parameters()
         model.n_features_in_ = fitted["n_features_in_"]
@@ -332,7 +334,7 @@ class LatentDGPEstimator(BaseEstimator):
         return model
 
     def _loaded_member(self, recipe: Recipe, part: dict, history, steps, scores) -> Member:
-        features = (TreeFeatures if part["features"] else NoFeatures).from_state(part["features"])
+        features = JointFeatures.from_state(part["features"])
         scaler = scaler_of(**part["scaler"]) if part["scaler"] else None
         num_inputs = self.n_features_in_ + (0 if scaler is None else len(scaler.mean_))
         # Any data of the right shape, and that the likelihood accepts, make a model like it.
@@ -375,15 +377,7 @@ class LatentDGPEstimator(BaseEstimator):
                 raise ValueError(f"{name} must be positive and finite, but it is {value}.")
         if self.dtype not in ("float32", "float64"):
             raise ValueError(f"dtype must be float32 or float64, but it is {self.dtype!r}.")
-        if not (
-            self.features is None
-            or (isinstance(self.features, str) and self.features == "trees")
-            or _is_estimator(self.features, self._base)
-        ):
-            raise ValueError(
-                f"features must be 'trees', None or a scikit-learn {self._base}, but it is "
-                f"{self.features!r}."
-            )
+        self._check_features()
         if self.kernel not in KERNELS:
             raise ValueError(
                 f"kernel must be one of {', '.join(KERNELS)}, but it is {self.kernel!r}."
@@ -399,13 +393,33 @@ class LatentDGPEstimator(BaseEstimator):
                 "checkpoint needs an integer random_state: the run that goes on must be the same."
             )
 
+    def _sources(self) -> tuple:
+        """What features come from."""
+        if self.features is None:
+            return ()
+        return self.features if isinstance(self.features, tuple | list) else (self.features,)
+
+    def _check_features(self) -> None:
+        names = [source for source in self._sources() if isinstance(source, str)]
+        for source in self._sources():
+            known = (
+                source in SOURCES if isinstance(source, str) else _is_estimator(source, self._base)
+            )
+            if not known:
+                raise ValueError(
+                    f"features must be of {', '.join(map(repr, SOURCES))} and scikit-learn "
+                    f"{self._base}s, one or several in a tuple, or None, but there is {source!r}."
+                )
+        if len(set(names)) < len(names):
+            raise ValueError(f"features={self.features!r} names a source twice.")
+
     def _recipe(self, likelihood: Likelihood) -> Recipe:
         model = {
             "num_layers": self.num_layers, "latent_dim": self.latent_dim, "kernel": self.kernel,
             "num_inducing": self.num_inducing,
         }  # fmt: skip
         return Recipe(
-            model, likelihood, self.features, self._columns, self._score, self.K, self.batch_size,
+            model, likelihood, self._sources(), self._columns, self._score, self.K, self.batch_size,
             self.lr, self.patience, self.dtype, self.device,
         )  # fmt: skip
 

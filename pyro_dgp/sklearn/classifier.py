@@ -27,9 +27,9 @@ _CHUNK = 2**22
 class LatentDGPClassifier(ClassifierMixin, LatentDGPEstimator):
     """Classification with probabilities that can be taken at their word.
 
-    A :class:`~pyro_dgp.gp.LatentDGP` with a likelihood of classes, on the inputs and what a forest
-    that has not seen the row says of it; its probabilities are pooled with the forest's own and
-    with the classes' shares, as far as that helps on rows held out.
+    A :class:`~pyro_dgp.gp.LatentDGP` with a likelihood of classes, on the inputs and what trees that
+    have not seen the row say of it; its probabilities are pooled with a forest's own and with the
+    classes' shares, as far as that helps on rows held out.
 
     >>> model = LatentDGPClassifier(random_state=0).fit(X, y)
     >>> model.predict_proba(X_new)  # a column for each of model.classes_
@@ -43,8 +43,8 @@ class LatentDGPClassifier(ClassifierMixin, LatentDGPEstimator):
         whose order is that of ``classes_``, i.e. of numbers or of the alphabet. "auto" takes
         "bernoulli" for two classes and else "categorical".
     :param features: "trees" for mean and log standard deviation over 200 extra trees of the
-        probability of each class; a scikit-learn classifier, for its cross-fitted probabilities;
-        None for none.
+        probability of each class; "boosting" for that of gradient boosting; a scikit-learn
+        classifier, for its cross-fitted probabilities; several in a tuple; None for none.
     :param bool pool: Pool as above. The weights, and an exponent of the pooled probabilities, are
         those with which classes of held-out rows are likeliest.
     :param float validation_fraction: As there; what is scored is the log loss.

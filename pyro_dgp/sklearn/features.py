@@ -6,30 +6,42 @@ regressor by cross-fitting, its predictions of a fold by a copy that has not see
 1992, "Stacked generalization").
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from sklearn.base import clone, is_classifier
 from sklearn.dummy import DummyClassifier
+from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.model_selection import KFold
 from sklearn.utils.validation import has_fit_parameter
 
-from pyro_dgp.forests import Forest
+from pyro_dgp.forests import Forest, rounded_inputs
 
 __all__ = [
     "NUM_TREES",
+    "SOURCES",
+    "BoostingFeatures",
     "CrossFittedFeatures",
     "Features",
-    "NoFeatures",
+    "JointFeatures",
     "TreeFeatures",
     "features_of",
 ]
 
 # Trees of a forest.
 NUM_TREES = 200
-# A tree grows from at most so many rows: what 200,000 rows teach, and 2 GiB hold.
+# A tree or a boosted model learns from at most so many rows: what 200,000 rows teach, and 2 GiB
+# hold.
 _MOST_ROWS = 20_000
 # The smallest deviation over trees that differs from none, in standard deviations of y.
 _LEAST_DEVIATION = 0.01
 _NUM_FOLDS = 5
+# Of boosting: no more rounds pay on tables of up to 15,000 rows, and shrinkage, few inputs a node
+# and a penalty are what few rows need.
+_BOOSTING = {
+    "max_iter": 1000, "learning_rate": 0.1, "n_iter_no_change": 40, "min_samples_leaf": 10,
+    "max_features": 0.5, "l2_regularization": 1.0,
+}  # fmt: skip
 
 
 class Features:
@@ -37,8 +49,6 @@ class Features:
 
     ``fitted`` also gives the features of the training rows themselves, [N, F].
     """
-
-    kind: str
 
     def transform(self, X: np.ndarray) -> np.ndarray:
         """Of new rows, [N, D] -> [N, F]."""
@@ -57,26 +67,11 @@ class Features:
         return {}
 
 
-class NoFeatures(Features):
-    """None."""
-
-    kind = "none"
-
-    def transform(self, X: np.ndarray) -> np.ndarray:
-        return np.empty((len(X), 0))
-
-    @classmethod
-    def from_state(cls, state: dict) -> "NoFeatures":
-        return cls()
-
-
 class TreeFeatures(Features):
     """Mean and log standard deviation over extra trees, for training rows over those out of bag.
 
     :param Forest forest: Of standardised targets [N, P].
     """
-
-    kind = "trees"
 
     def __init__(self, forest: Forest) -> None:
         self.forest = forest
@@ -127,20 +122,26 @@ class CrossFittedFeatures(Features):
     :param int num_columns: Q.
     """
 
-    kind = "estimator"
-
     def __init__(self, estimators: list, num_columns: int) -> None:
         self.estimators, self.num_columns = estimators, num_columns
 
     @classmethod
     def fitted(
-        cls, estimator, X: np.ndarray, y: np.ndarray, weights: np.ndarray | None, seed: int
+        cls,
+        estimator,
+        X: np.ndarray,
+        y: np.ndarray,
+        weights: np.ndarray | None,
+        seed: int,
+        *,
+        max_samples: int | None = None,
     ) -> tuple["CrossFittedFeatures", np.ndarray]:
         """
         :param estimator: Any regressor or classifier; it stays as it is.
         :param numpy.ndarray X: [N, D].
         :param numpy.ndarray y: [N, Q], standardised targets, or indicators of classes.
         :param weights: Positive, [N], or None. Estimators that take none are fitted without.
+        :param int max_samples: Most rows that a copy is fitted to; None for all.
         """
         made, values = cls([], y.shape[1]), np.empty(y.shape)
         weighted = weights is not None and has_fit_parameter(estimator, "sample_weight")
@@ -149,7 +150,10 @@ class CrossFittedFeatures(Features):
         elif y.shape[1] == 1:
             y = y[:, 0]
         folds = KFold(min(_NUM_FOLDS, len(X)), shuffle=True, random_state=seed % 2**32)
+        rng = np.random.default_rng(seed)
         for train, test in folds.split(X):
+            if max_samples is not None and len(train) > max_samples:
+                train = np.sort(rng.choice(train, max_samples, replace=False))
             options = {"sample_weight": weights[train]} if weighted else {}
             one = _seeded(estimator, seed)
             if is_classifier(estimator) and len(np.unique(y[train])) == 1:
@@ -188,17 +192,103 @@ def _seeded(estimator, seed: int):
     return copy.set_params(**states)
 
 
+class BoostingFeatures(Features):
+    """Cross-fitted predictions of gradient-boosted trees.
+
+    A boosted model stops where a tenth of the rows that it sees is predicted no better.
+
+    Sources: Friedman (2001) for boosting; Ke et al. (2017), LightGBM, for trees of histograms.
+
+    :param list forests: For each target, the mean of the copies that have each not seen a fold.
+    """
+
+    def __init__(self, forests: list[Forest]) -> None:
+        self.forests = forests
+
+    @classmethod
+    def fitted(
+        cls, X: np.ndarray, y: np.ndarray, weights: np.ndarray | None, seed: int
+    ) -> tuple["BoostingFeatures", np.ndarray]:
+        """
+        :param numpy.ndarray X: [N, D].
+        :param numpy.ndarray y: [N, P], standardised.
+        :param weights: Positive, [N], or None.
+        """
+        model = HistGradientBoostingRegressor(
+            # Rows that a fold leaves are held out in their turn.
+            early_stopping=len(X) > 2,
+            **_BOOSTING,
+        )
+        forests, values = [], []
+        for column in y.T:
+            found, value = CrossFittedFeatures.fitted(
+                model, rounded_inputs(X), column[:, None], weights, seed, max_samples=_MOST_ROWS
+            )
+            forests.append(Forest.of_boosting(found.estimators))
+            values.append(value)
+        return cls(forests), np.concatenate(values, 1)
+
+    def transform(self, X: np.ndarray) -> np.ndarray:
+        return np.concatenate([forest.moments(X)[0] for forest in self.forests], 1)
+
+    def state(self) -> dict:
+        return {str(p): forest.state() for p, forest in enumerate(self.forests)}
+
+    @classmethod
+    def from_state(cls, state: dict) -> "BoostingFeatures":
+        return cls([Forest.from_state(state[str(p)]) for p in range(len(state))])
+
+
+class JointFeatures(Features):
+    """Those of several sources side by side; of none, no features.
+
+    :param dict parts: Features by the name of their source.
+    """
+
+    def __init__(self, parts: dict[str, Features]) -> None:
+        self.parts = parts
+
+    def transform(self, X: np.ndarray) -> np.ndarray:
+        return _side_by_side(X, [part.transform(X) for part in self.parts.values()])
+
+    def samples(self, X: np.ndarray) -> np.ndarray | None:
+        return self.parts["trees"].samples(X) if "trees" in self.parts else None
+
+    def mean(self, X: np.ndarray) -> np.ndarray | None:
+        return self.parts["trees"].mean(X) if "trees" in self.parts else None
+
+    def state(self) -> dict:
+        return {name: part.state() for name, part in self.parts.items()}
+
+    @classmethod
+    def from_state(cls, state: dict) -> "JointFeatures":
+        if unknown := state.keys() - SOURCES.keys():
+            raise ValueError(f"The model has features from {sorted(unknown)}, which are unknown.")
+        return cls({name: SOURCES[name].from_state(part) for name, part in state.items()})
+
+
+# What has a name.
+SOURCES = {"trees": TreeFeatures, "boosting": BoostingFeatures}
+
+
 def features_of(
-    source, X: np.ndarray, y: np.ndarray, weights: np.ndarray | None, seed: int
-) -> tuple[Features, np.ndarray]:
+    sources: Sequence, X: np.ndarray, y: np.ndarray, weights: np.ndarray | None, seed: int
+) -> tuple[JointFeatures, np.ndarray]:
     """Features for training rows and the function for new ones.
 
-    :param source: None, "trees", a regressor or a classifier.
+    :param sources: Names of :data:`SOURCES`, regressors or classifiers.
     :param numpy.ndarray X: [N, D].
     :param numpy.ndarray y: [N, Q], standardised targets, or indicators of classes.
     """
-    if source is None:
-        return NoFeatures(), np.empty((len(X), 0))
-    if isinstance(source, str):
-        return TreeFeatures.fitted(X, y, weights, seed)
-    return CrossFittedFeatures.fitted(source, X, y, weights, seed)
+    parts, values = {}, []
+    for i, source in enumerate(sources):
+        if isinstance(source, str):
+            parts[source], found = SOURCES[source].fitted(X, y, weights, seed)
+        else:
+            parts[f"estimator {i}"], found = CrossFittedFeatures.fitted(source, X, y, weights, seed)
+        values.append(found)
+    return JointFeatures(parts), _side_by_side(X, values)
+
+
+def _side_by_side(X: np.ndarray, parts: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.empty((len(X), 0)), *parts], 1)

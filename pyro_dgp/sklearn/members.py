@@ -1,7 +1,7 @@
 """A deep GP on standardised inputs and features of them: what is trained, and what predicts."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,14 +45,14 @@ class Recipe:
 
     :param dict model: Arguments of :meth:`~pyro_dgp.LatentDGP.from_data`.
     :param Likelihood likelihood: As training starts; it is copied.
-    :param features: See :func:`~pyro_dgp.sklearn.features.features_of`.
+    :param sources: See :func:`~pyro_dgp.sklearn.features.features_of`.
     :param columns: Of targets and the likelihood: targets as numbers, [N, Q].
     :param score: Of predictive distributions and targets; smaller is better.
     """
 
     model: dict
     likelihood: Likelihood
-    features: object
+    sources: Sequence
     columns: Callable[[np.ndarray, Likelihood], np.ndarray]
     score: Callable[[PredictiveMixture, torch.Tensor], torch.Tensor]
     K: int
@@ -101,7 +101,7 @@ class Member:
         :param weights: Positive, [N], or None.
         """
         columns = recipe.columns(y, recipe.likelihood)
-        features, values = features_of(recipe.features, X, columns, weights, seed)
+        features, values = features_of(recipe.sources, X, columns, weights, seed)
         scaler = None
         if values.shape[1]:
             scaler = StandardScaler()

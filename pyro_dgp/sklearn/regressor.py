@@ -44,9 +44,8 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
     r"""Regression that predicts a density: skewed, bimodal, heteroscedastic as the data ask for.
 
     A :class:`~pyro_dgp.gp.LatentDGP` trained with doubly reparameterised gradients, on the inputs
-    and what a forest that has not seen the row says of it; its density is pooled with the forest's
-    own and with the targets' distribution, as far as that helps on rows held out. Inputs and
-    targets may have any units: they are standardised inside, and answers come in the targets'
+    and what trees that have not seen the row say of it; its density is pooled with a forest's own
+    and with the targets' distribution, as far as that helps on rows held out. Inputs and targets may have any units: they are standardised inside, and answers come in the targets'
     units, densities included.
 
     >>> model = LatentDGPRegressor(random_state=0).fit(X, y)
@@ -62,8 +61,9 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
         them twice on average, and else "heteroscedastic". With "rounded", ``log_density`` gives
         logarithms of probabilities.
     :param features: Further inputs: "trees" for mean and log standard deviation over 200 extra
-        trees, out of bag for training rows; a scikit-learn regressor, for its cross-fitted
-        predictions; None for none.
+        trees, out of bag for training rows; "boosting" for cross-fitted predictions of gradient
+        boosting; a scikit-learn regressor, for its cross-fitted predictions; several of these in a
+        tuple; None for none.
     :param bool pool: Pool the density with the trees' and the targets' own, by weights (and an
         exponent of recalibration) that are chosen on held-out rows: four folds up to 5000 rows,
         else one of a fifth of them, at most 2000. Each takes a fit of 40% of the steps. Only with

@@ -290,7 +290,8 @@ def latent_dgp(**options) -> Callable[[Split, int], Prediction]:
 METHODS: dict[str, Callable[[Split, int], Prediction]] = {
     "pyro_dgp": latent_dgp(),
     "pyro_dgp, no pool": latent_dgp(pool=False),
-    "pyro_dgp, no trees": latent_dgp(features=None),
+    "pyro_dgp, no boosting": latent_dgp(features="trees"),
+    "pyro_dgp, no features": latent_dgp(features=None),
     "pyro_dgp, one noise variance": latent_dgp(likelihood="gaussian"),
     "quantile-forest": quantile_forest,
     "catboost-quantiles": catboost_quantiles,
