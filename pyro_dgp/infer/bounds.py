@@ -4,11 +4,11 @@ With M sets of K importance weights per datum,
 
 .. math::
     L = \frac1M \sum_m \Big[ \beta\, \frac1K \sum_k \log w_{mk}
-        + (1 - \beta) \log \frac1K \sum_k w_{mk} \Big],
+        + \frac{1 - \beta}{1 - \alpha} \log \frac1K \sum_k w_{mk}^{1 - \alpha} \Big],
 
-which is the IWAE bound (:math:`\beta = 0, M = 1`), MIWAE (M > 1), CIWAE (:math:`0 < \beta < 1`) or
-the ordinary ELBO (:math:`\beta = 1` or K = 1). Sources: Burda et al. (2015); Rainforth et al.
-(2018), section 5.
+which is the IWAE bound (:math:`\alpha = \beta = 0, M = 1`), MIWAE (M > 1), CIWAE
+(:math:`0 < \beta < 1`), VR-IWAE (:math:`0 < \alpha < 1`) or the ordinary ELBO (:math:`\beta = 1`
+or K = 1). Sources: Burda et al. (2015); Rainforth et al. (2018), section 5; Daudel et al. (2023).
 """
 
 import math
@@ -27,15 +27,18 @@ class Coefficients:
     r"""The weight of every sample in the gradient, [M K, number of data].
 
     :param torch.Tensor model: :math:`\partial L / \partial \log w`, for all that log p depends on.
-    :param torch.Tensor weights: :math:`\tilde w = w / \sum_k w`, normalised over K.
+    :param torch.Tensor weights: :math:`\tilde w = w^{1 - \alpha} / \sum_k w^{1 - \alpha}`,
+        normalised over K.
     :param float vi_share: :math:`\beta / (M K)`.
     :param float iw_share: :math:`(1 - \beta) / M`.
+    :param float power: :math:`1 - \alpha`.
     """
 
     model: Tensor
     weights: Tensor
     vi_share: float
     iw_share: float
+    power: float = 1.0
 
     def guide(self, doubly: Tensor | float = 0.0) -> Tensor:
         r"""The weight of the gradient that reaches the guide.
@@ -44,11 +47,12 @@ class Coefficients:
         reparameterised one, the score of q, times its :math:`\partial L/\partial\log w_k`, becomes
         a derivative by z_k of that factor, which leaves
         :math:`\partial L/\partial\log w_k - \partial^2 L/\partial(\log w_k)^2` for it: from
-        :math:`\tilde w_k` to :math:`\tilde w_k^2`.
+        :math:`\tilde w_k` to :math:`\alpha \tilde w_k + (1 - \alpha) \tilde w_k^2`.
 
         :param doubly: 0 or 1; between them the power to which ``poutine.scale`` raises q.
         """
-        return self.vi_share + self.iw_share * self.weights * (1 - doubly * (1 - self.weights))
+        less = self.power * doubly * (1 - self.weights)
+        return self.vi_share + self.iw_share * self.weights * (1 - less)
 
     def factor(self, doubly: Tensor | float) -> Tensor:
         """What makes of a gradient from log p, which has the weight ``model``, one for the guide.
@@ -71,12 +75,14 @@ class Bound:
     :param float beta: Share of the ordinary ELBO.
     :param bool piwae: The model's target is the bound with one set of M K weights; the guide's is
         the one with M sets of K. Source: Rainforth et al. (2018), section 5.3.
+    :param float alpha: From 0, importance weights, to below 1, where weights are all the same.
     """
 
     num_particles: int
     K: int
     beta: float
     piwae: bool
+    alpha: float = 0.0
 
     def value(self, log_w: Tensor) -> Tensor:
         """
@@ -86,12 +92,15 @@ class Bound:
         sets = self._sets(log_w)
         if self.piwae:
             sets = log_w.unsqueeze(0)
-        value = (1 - self.beta) * (sets.logsumexp(1) - math.log(sets.shape[1])).mean(0)
+        power = 1 - self.alpha
+        log_mean = ((power * sets).logsumexp(1) - math.log(sets.shape[1])) / power
+        value = (1 - self.beta) * log_mean.mean(0)
         # Not with a factor 0, which makes NaN of the -inf of a weight that is exactly 0.
         return value + self.beta * log_w.mean(0) if self.beta else value
 
     def coefficients(self, log_w: Tensor) -> Coefficients:
-        weights = self._sets(log_w).softmax(1).flatten(0, 1)
+        power = 1 - self.alpha
+        weights = (power * self._sets(log_w)).softmax(1).flatten(0, 1)
         vi_share = self.beta / (self.num_particles * self.K)
         iw_share = (1 - self.beta) / self.num_particles
         model = iw_share * weights
@@ -99,7 +108,7 @@ class Bound:
             # What the guide divides by must not underflow; it is lost in the sum's rounding.
             floor = torch.where(log_w == -math.inf, 0.0, torch.finfo(log_w.dtype).eps ** 2)
             model = (1 - self.beta) * log_w.softmax(0).maximum(floor)
-        return Coefficients(vi_share + model, weights, vi_share, iw_share)
+        return Coefficients(vi_share + model, weights, vi_share, iw_share, power)
 
     def _sets(self, log_w: Tensor) -> Tensor:
         return log_w.reshape(self.num_particles, self.K, *log_w.shape[1:])

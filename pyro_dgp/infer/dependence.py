@@ -1,14 +1,20 @@
-"""Which sites depend on which draws, and which such structures have no right estimate."""
+"""Which sites depend on which draws: what that says of their roles, and what has no estimate."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 import torch
 from pyro.poutine import Trace
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
-from pyro_dgp.infer.particles import WeightPlates, delta, is_random, log_prob, random_sites
-from pyro_dgp.infer.paths import nodes
+from pyro_dgp.infer.densities import closed_form_kl, local_log_prob
+from pyro_dgp.infer.graph import nodes
+from pyro_dgp.infer.roles import Roles, check_sites
+from pyro_dgp.infer.sites import is_drawn, log_prob, plates_of, random_sites
 
-__all__ = ["marked_draws", "refuse_dependence"]
+__all__ = ["find_roles", "marked_draws"]
 
 
 class marked_draws(Messenger):
@@ -19,63 +25,238 @@ class marked_draws(Messenger):
 
     def _pyro_post_sample(self, msg):
         value = msg["value"]
-        drawn = is_random(msg) and not msg["is_observed"] and delta(msg["fn"]) is None
-        if drawn and isinstance(value, Tensor) and value.is_floating_point():
+        if is_drawn(msg) and isinstance(value, Tensor) and value.is_floating_point():
             msg["value"] = value.detach().clone().requires_grad_()
 
 
 @torch.enable_grad()
-def refuse_dependence(
-    model_trace: Trace, guide_trace: Trace, weight_plates: WeightPlates, piwae: bool = False
-) -> None:
-    """Refuses local sites that are not drawn where they stand, and globals that see K draws.
+def find_roles(
+    model_trace: Trace,
+    guide_trace: Trace,
+    redrawn: Callable[[set[str]], Trace],
+    *,
+    independent: bool,
+    piwae: bool = False,
+) -> Roles:
+    """The roles of all sites, by their plates and by what depends on what.
 
     :param Trace model_trace: A run without importance samples, replayed against ``guide_trace``.
     :param Trace guide_trace: A run inside :class:`marked_draws`.
-    :param bool piwae: Refuse global draws that the weights depend on, too.
-    :raises NotImplementedError: Names the sites and the remedy.
+    :param redrawn: Runs the model as for ``model_trace``, but with other draws at some sites.
+    :param bool independent: Each datum's weight must depend on its own draws only.
+    :param bool piwae: Refuse global draws that the weights depend on.
+    :raises NotImplementedError: If a structure has no right estimate: names the sites and the
+        remedy.
     """
-    draws = {
-        id(site["value"]): (name, weight_plates.is_local(site), site["infer"].get("is_auxiliary"))
-        for name, site in random_sites(guide_trace).items()
-        if delta(site["fn"]) is None and not site["is_observed"]
+    check_sites(random_sites(model_trace), random_sites(guide_trace))
+    reads = _Reads.of(model_trace, guide_trace)
+    marked = frozenset(
+        name
+        for trace in (model_trace, guide_trace)
+        for name, site in random_sites(trace).items()
+        if site["infer"].get("shared")
+    )
+    unread = reads.draws.keys() - reads.needed() - marked
+    # What no density depends on differentiably, it may depend on otherwise.
+    if unread and _other_densities_differ(model_trace, redrawn(unread), unread):
+        unread = set()
+    plated = {name for name in reads.draws if plates_of(guide_trace.nodes[name])}
+    while True:
+        once = marked | unread
+        free = frozenset(n for n in reads.observed if not reads.by[n] & (plated - once))
+        roles = Roles.of(model_trace, guide_trace, once, free)
+        # An unread draw whose density reads a local one has to stand in the weights with it.
+        local = {name for name in reads.draws if roles.is_local(guide_trace.nodes[name])}
+        beside = {name for name in unread if reads.by[name] & local}
+        if not beside:
+            break
+        unread -= beside
+
+    _refuse_joint_draws(guide_trace, roles, reads)
+    _refuse_reading(model_trace, guide_trace, roles, reads, piwae)
+    if independent:
+        _refuse_coupling(model_trace, guide_trace, roles, reads)
+    averaged = {
+        name
+        for name in reads.draws
+        if not roles.is_local(guide_trace.nodes[name])
+        and (
+            any(name in of for of in reads.by.values())
+            or not _has_kl(name, model_trace, guide_trace)
+        )
     }
+    return replace(roles, averaged=frozenset(averaged))
 
-    def sources(*tensors: Tensor) -> list[tuple[str, bool, bool]]:
-        found = (id(node.variable) for node in nodes(tensors, ()) if hasattr(node, "variable"))
-        return [draws[i] for i in found if i in draws]
 
-    for name, site in random_sites(guide_trace).items():
-        if weight_plates.is_local(site) and delta(site["fn"]) is not None:
-            found = sources(site["value"])
-            joint = [n for n, is_local, is_auxiliary in found if is_auxiliary and not is_local]
-            if joint:
-                # AutoDiagonalNormal and its kin draw all latents at once and hand them out as
-                # Deltas: drawn once, they would give K equal weights.
+@dataclass
+class _Reads:
+    """Which draws of the guide the densities of each site depend on, by name.
+
+    :param dict draws: The marked draws.
+    :param dict by: For each site, draws other than its own.
+    :param set observed: Observed sites.
+    :param dict deltas: The draws of which points are made that the guide hands out.
+    """
+
+    draws: dict[str, Tensor]
+    by: dict[str, set[str]] = field(default_factory=dict)
+    observed: set[str] = field(default_factory=set)
+    deltas: dict[str, set[str]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, model_trace: Trace, guide_trace: Trace) -> "_Reads":
+        sites = random_sites(guide_trace)
+        found = cls({name: site["value"] for name, site in sites.items() if is_drawn(site)})
+        names = {id(value): name for name, value in found.draws.items()}
+
+        def read(tensors: list) -> set[str]:
+            graph = nodes([x for x in tensors if isinstance(x, Tensor)], ())
+            leaves = (id(node.variable) for node in graph if hasattr(node, "variable"))
+            return {names[leaf] for leaf in leaves if leaf in names}
+
+        for trace in (guide_trace, model_trace):
+            for name, site in random_sites(trace).items():
+                try:
+                    density = [log_prob(site, site["value"])]
+                except (KeyError, NotImplementedError):  # a flow that knows its own draws only
+                    density = _arguments(site["fn"])
+                by = read([site["value"], *density]) - {name}
+                found.by.setdefault(name, set()).update(by)
+                if site["is_observed"]:
+                    found.observed.add(name)
+                elif name not in found.draws:
+                    found.deltas.setdefault(name, read([site["value"]]))
+        return found
+
+    def needed(self) -> set[str]:
+        """Draws that an observation depends on, be it by way of other draws' densities."""
+        needed: set[str] = set()
+        todo = [*self.observed, *self.deltas]
+        while todo:
+            new = self.by.get(todo.pop(), set()) - needed
+            needed |= new
+            todo += new
+        return needed
+
+
+def _arguments(fn) -> list[Tensor]:
+    """The tensors that a distribution is made of."""
+    while hasattr(fn, "base_dist"):
+        fn = fn.base_dist
+    return [x for x in vars(fn).values() if isinstance(x, Tensor)]
+
+
+def _other_densities_differ(one: Trace, other: Trace, names: set[str]) -> bool:
+    """Whether two runs of the model differ at other sites than these."""
+    a, b = random_sites(one), random_sites(other)
+    if a.keys() != b.keys():
+        return True
+    for name in a.keys() - names:
+        x, y = (log_prob(site, site["value"]) for site in (a[name], b[name]))
+        if x.shape != y.shape or not torch.allclose(x, y, rtol=0, atol=0, equal_nan=True):
+            return True
+    return False
+
+
+def _has_kl(name: str, model_trace: Trace, guide_trace: Trace) -> bool:
+    if name not in model_trace.nodes:
+        return False
+    return closed_form_kl(guide_trace.nodes[name], model_trace.nodes[name]) is not None
+
+
+def _refuse_joint_draws(guide_trace: Trace, roles: Roles, reads: _Reads) -> None:
+    """AutoDiagonalNormal and its kin draw all latents at once and hand them out as Deltas: drawn
+    once, they would give K equal weights."""
+    sites = random_sites(guide_trace)
+    for name, sources in reads.deltas.items():
+        if not roles.is_local(sites[name]):
+            continue
+        for source in sources:
+            site = sites[source]
+            if site["infer"].get("is_auxiliary") and not roles.is_local(site):
                 raise NotImplementedError(
-                    f"The guide draws the local latent site '{name}' as a part of '{joint[0]}', "
+                    f"The guide draws the local latent site '{name}' as a part of '{source}', "
                     "outside its plate, so it cannot be drawn K times. Use AutoNormal, or a guide "
                     "that samples it inside the plate."
                 )
-    for trace in (guide_trace, model_trace):
-        for name, site in random_sites(trace).items():
+
+
+def _refuse_reading(
+    model_trace: Trace, guide_trace: Trace, roles: Roles, reads: _Reads, piwae: bool
+) -> None:
+    """Sites with one draw cannot read those with K; with two bounds, nor the other way round."""
+    sites = random_sites(guide_trace) | random_sites(model_trace)
+    local_draws = {name for name in reads.draws if roles.is_local(guide_trace.nodes[name])}
+    for name, site in sites.items():
+        read = reads.by[name]
+        if not roles.is_local(site):
+            if read & local_draws:
+                raise NotImplementedError(
+                    f"Site '{name}' stands outside the plates of the importance weights but "
+                    f"depends on the local latent site '{min(read & local_draws)}', which has K "
+                    f"draws. Put it into the plate(s) {sorted(roles.plates)}, or use Trace_ELBO."
+                )
+        elif piwae and read - local_draws:
+            raise NotImplementedError(
+                f"The local site '{name}' depends on the global latent site "
+                f"'{min(read - local_draws)}', whose gradient would follow neither of PIWAE's two "
+                "bounds; leave out piwae=True, or make the global latent a parameter."
+            )
+
+
+def _refuse_coupling(model_trace: Trace, guide_trace: Trace, roles: Roles, reads: _Reads) -> None:
+    """Refuses densities of one datum that read draws of another one, which has its own K.
+
+    All data are numbered. Two of them differ in a bit of their numbers, so the derivatives of all
+    densities whose number has a bit by draws whose number has it not show every dependence.
+    """
+    numbers: dict[tuple, Tensor] = {}
+    total = 0
+
+    def numbered(site: dict) -> Tensor:
+        """The data's numbers, in the shape of a local site's plates."""
+        nonlocal total
+        group, sizes = roles.group(site), roles.weight_dims(site)
+        if group not in numbers:
+            shape = [sizes.get(-d, 1) for d in range(roles.nesting, 0, -1)]
+            size = math.prod(shape)
+            numbers[group] = torch.arange(total, total + size).reshape(shape)
+            total += size
+        return numbers[group]
+
+    terms, draws = [], []
+    for trace in (model_trace, guide_trace):
+        for name, site in roles.local(trace).items():
             try:
-                found = sources(site["value"], log_prob(site, site["value"]))
+                terms.append((name, local_log_prob(site, site["value"], roles), numbered(site)))
             except (KeyError, NotImplementedError):  # a flow that knows its own draws only
                 continue
-            if not weight_plates.is_local(site):
-                local = [n for n, is_local, _ in found if is_local]
-                if local:
+    for name, value in reads.draws.items():
+        site = guide_trace.nodes[name]
+        if roles.is_local(site):
+            number, batch_dim = numbered(site), value.dim() - site["fn"].event_dim
+            number = number.reshape(number.shape[max(0, number.dim() - batch_dim) :])
+            draws.append((name, value, number.reshape(number.shape + (1,) * site["fn"].event_dim)))
+    terms = [(name, term, number) for name, term, number in terms if term.requires_grad]
+    if not terms or not draws:
+        return
+    for bit in range(max(0, total - 1).bit_length()):
+        for side in (0, 1):
+            chosen = sum(
+                term.where((number >> bit & 1 == side).to(term.device), 0.0).sum()
+                for _, term, number in terms
+            )
+            gradients = torch.autograd.grad(
+                chosen, [value for _, value, _ in draws], retain_graph=True, allow_unused=True
+            )
+            for (name, _, number), gradient in zip(draws, gradients, strict=True):
+                if gradient is None:
+                    continue
+                other = (number >> bit & 1 != side).to(gradient.device)
+                if bool((other & (gradient != 0) & gradient.isfinite()).any()):
                     raise NotImplementedError(
-                        f"Site '{name}' stands outside the plates of the importance weights but "
-                        f"depends on the local latent site '{local[0]}', which has K draws. Put it "
-                        f"into the plate(s) {sorted(weight_plates.names)}, or use Trace_ELBO."
-                    )
-            elif piwae:
-                shared = [n for n, is_local, _ in found if not is_local]
-                if shared:
-                    raise NotImplementedError(
-                        f"The local site '{name}' depends on the global latent site '{shared[0]}', "
-                        "whose gradient would follow neither of PIWAE's two bounds; leave out "
-                        "piwae=True, or make the global latent a parameter."
+                        f"Data in the plate(s) {sorted(roles.plates)} depend on each other's draws "
+                        f"of the local latent site '{name}' (by a cumulative sum or batch "
+                        "normalisation, for instance), so that no datum has a weight of its own. "
+                        "Use K=1, or draw the site outside of these plates."
                     )

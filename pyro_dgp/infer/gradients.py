@@ -19,9 +19,10 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
-from pyro_dgp.infer.elbo import PartiallyCollapsedIWELBO
-from pyro_dgp.infer.particles import WeightPlates, delta, is_random, random_sites
-from pyro_dgp.infer.paths import nodes
+from pyro_dgp.infer.engine import ImportanceWeightedELBO
+from pyro_dgp.infer.graph import nodes
+from pyro_dgp.infer.roles import Roles
+from pyro_dgp.infer.sites import delta, is_random, random_sites
 
 __all__ = ["GradientDraws"]
 
@@ -81,11 +82,14 @@ class GradientDraws:
         """The parameters whose gradient :meth:`batched` can draw."""
         loss = self.loss
         if (
-            not isinstance(loss, PartiallyCollapsedIWELBO)
+            not isinstance(loss, ImportanceWeightedELBO)
             or not loss.vectorize_particles
             or (loss.piwae and loss.num_particles > 1)  # their samples have a weight in common
-            or len(loss._chunks()) > 1
         ):
+            return set()
+        roles = self._roles()
+        # A batch would share draws of sites that are not local, which log w reads.
+        if roles.averaged or len(loss._chunks(roles)) > 1:
             return set()
         try:
             total, copies = self._evaluate(2)
@@ -121,14 +125,16 @@ class GradientDraws:
         """Many draws [num_draws, ...] of the gradients that :meth:`can_batch` names."""
         return self._gradients(*self._evaluate(num_draws), names)
 
+    def _roles(self) -> Roles:
+        return self.loss._get_structure(self.model, self.guide, self.args, self.kwargs).roles
+
     def _evaluate(self, num_draws: int) -> tuple[Tensor, "_Copies"]:
         """The mean loss of some draws, and their copies of the guide's distributions."""
         loss = copy.copy(self.loss)
         loss.num_particles = num_draws * self.loss.num_particles
-        structure = self.loss._get_structure(self.model, self.guide, self.args, self.kwargs)
+        roles = self._roles()
         copies = _Copies(
-            structure.weight_plates,
-            structure.max_plate_nesting,
+            roles,
             num_draws,
             self.loss.num_particles * self.loss.K,
         )
@@ -188,11 +194,9 @@ class _Copies(Messenger):
 
     enabled = True
 
-    def __init__(
-        self, weight_plates: WeightPlates, nesting: int, num_draws: int, size: int
-    ) -> None:
+    def __init__(self, roles: Roles, num_draws: int, size: int) -> None:
         super().__init__()
-        self.weight_plates, self.nesting = weight_plates, nesting
+        self.roles, self.nesting = roles, roles.nesting
         self.num_draws, self.size = num_draws, size
         #: t and its copies [num_draws, ...].
         self.originals: list[Tensor] = []
@@ -204,11 +208,11 @@ class _Copies(Messenger):
         if not self.enabled or not is_random(msg) or msg["is_observed"] or delta(fn) is not None:
             return
         # A distribution that depends on other local draws has a row for each sample already.
-        if self.weight_plates.is_local(msg) and len(fn.batch_shape) <= self.nesting:
+        if self.roles.is_local(msg) and len(fn.batch_shape) <= self.nesting:
             msg["fn"] = self._copy(fn, self.nesting - len(fn.batch_shape))
 
     def _pyro_post_sample(self, msg):
-        if is_random(msg) and not msg["is_observed"] and not self.weight_plates.is_local(msg):
+        if is_random(msg) and not msg["is_observed"] and not self.roles.is_local(msg):
             self.global_values.append(msg["value"])
 
     def _copy(self, fn, padding: int):

@@ -11,15 +11,17 @@ already, and log q depends on its draws but not on phi. So
   partial derivatives of log q by each z are taken.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 import torch
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
-from pyro_dgp.infer.particles import WeightPlates, delta, is_random
+from pyro_dgp.infer.graph import nodes
+from pyro_dgp.infer.roles import Roles
+from pyro_dgp.infer.sites import is_drawn
 
-__all__ = ["Gates", "leaves", "nodes", "reaches", "weighted_copy"]
+__all__ = ["Gates", "reaches", "weighted_copy"]
 
 
 class Gates(Messenger):
@@ -27,20 +29,20 @@ class Gates(Messenger):
 
     A trace outside this handler has the draw itself. Deltas, which draw nothing, have no gate.
 
-    :param WeightPlates weight_plates: Says which sites are local.
+    :param Roles roles: Says which sites are local.
     """
 
-    def __init__(self, weight_plates: WeightPlates) -> None:
+    def __init__(self, roles: Roles) -> None:
         super().__init__()
-        self.weight_plates = weight_plates
+        self.roles = roles
         #: What the program saw, by site.
         self.values: dict[str, Tensor] = {}
         self._pass = _Pass()
 
     def _pyro_post_sample(self, msg):
-        if is_random(msg) and not msg["is_observed"] and delta(msg["fn"]) is None:
+        if is_drawn(msg):
             value = msg["value"]
-            if value.requires_grad and self.weight_plates.is_local(msg):
+            if value.requires_grad and self.roles.is_local(msg):
                 # In two steps, so that the derivative by what the program sees is not stopped.
                 inside = weighted_copy(value, self._pass)
                 self.values[msg["name"]] = msg["value"] = inside.view_as(inside)
@@ -78,28 +80,3 @@ def reaches(tensors: Iterable[Tensor], gates: Gates) -> tuple[bool, bool]:
         gated |= node in doors
         other |= hasattr(node, "variable")
     return gated, other
-
-
-def leaves(tensor: Tensor) -> list[Tensor]:
-    """The leaf tensors, parameters for the most part, that a tensor's gradient reaches."""
-    return [node.variable for node in nodes([tensor], ()) if hasattr(node, "variable")]
-
-
-def nodes(tensors: Iterable[Tensor], ends: Iterable) -> Iterator:
-    """The nodes of an autograd graph, no further than ``ends``."""
-    todo = [_node(tensor) for tensor in tensors if tensor.requires_grad]
-    seen = set()
-    while todo:
-        node = todo.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        yield node
-        if node not in ends:
-            todo.extend(following for following, _ in node.next_functions)
-
-
-def _node(tensor: Tensor):
-    # A leaf has no grad_fn; its accumulator stands one step behind that of a view.
-    with torch.enable_grad():
-        return tensor.grad_fn or tensor.view_as(tensor).grad_fn.next_functions[0][0]

@@ -1,20 +1,59 @@
-"""Some of the M K samples of every datum: what a run of the guide and one of the model give."""
+"""Some of the M K samples of every datum: how they are drawn, and what their densities give."""
 
 from functools import partial
 from typing import NamedTuple
 
 import torch
 from pyro.poutine import Trace
+from pyro.poutine.plate_messenger import PlateMessenger
 from torch import Tensor
 
 from pyro_dgp.infer.bounds import Coefficients
-from pyro_dgp.infer.particles import shown_elements
 from pyro_dgp.infer.paths import Gates, weighted_copy
+from pyro_dgp.infer.roles import Roles
+from pyro_dgp.infer.sites import SAMPLES, is_random, shown_elements
 
-__all__ = ["Samples", "Terms"]
+__all__ = ["SamplePlate", "Samples", "Terms", "is_collision"]
 
-#: Terms of log w, each with the group of local sites (:meth:`WeightPlates.group`) it belongs to.
+#: Terms of log w, each with the group of local sites (:meth:`Roles.group`) it belongs to.
 Terms = list[tuple[tuple, Tensor]]
+
+
+class SamplePlate(PlateMessenger):
+    """A plate of importance samples, left of all others, that local sites stand in.
+
+    Other sites have one draw for all samples of a set; where there are several sets, those that
+    something depends on stand here, too, with equal values within a set.
+
+    :param Roles roles: Says which sites are local.
+    :param int size: Number of samples.
+    :param int num_sets: Number of sets, of equally many samples each.
+    """
+
+    def __init__(self, roles: Roles, size: int, num_sets: int = 1) -> None:
+        super().__init__(SAMPLES, size, dim=-1 - roles.nesting)
+        self.roles, self.num_sets = roles, num_sets
+
+    def _process_message(self, msg):
+        if not is_random(msg):
+            return
+        if self.roles.is_local(msg):
+            super()._process_message(msg)
+        elif self.num_sets > 1 and msg["name"] in self.roles.averaged:
+            super()._process_message(msg)
+            if msg["value"] is None:
+                value = msg["fn"](*msg["args"], **msg["kwargs"])
+                K = self.size // self.num_sets
+                msg["value"] = value[::K].repeat_interleave(K, 0)
+                msg["done"] = True
+
+    def _postprocess_message(self, msg):
+        pass
+
+
+def is_collision(error: ValueError) -> bool:
+    """Whether a plate of the model has reached into the dimension of the samples."""
+    return SAMPLES in str(error) and "collide" in str(error)
 
 
 class _PathWeights:
@@ -71,19 +110,20 @@ class Samples:
     :param slice rows: Which of the samples.
     :param torch.Tensor log_p: [samples, number of data], the model's part of log w.
     :param torch.Tensor log_q: [samples, number of data], the guide's part.
-    :param torch.Tensor global_term: The bound's part outside the logarithms, 0 but once.
+    :param torch.Tensor outside: The bound's part outside the logarithms, 0 where another run's
+        draws of these sites are used.
     :param float scale: N/B.
     """
 
     log_p: Tensor
     log_q: Tensor
-    global_term: Tensor
+    outside: Tensor
     scale: float
 
     def __init__(self, rows: slice, guide_trace: Trace, gates: Gates) -> None:
         self.rows, self.guide_trace, self.gates = rows, guide_trace, gates
-        self.weight_plates = gates.weight_plates
-        self.sites = self.weight_plates.local(guide_trace)
+        self.roles = gates.roles
+        self.sites = self.roles.local(guide_trace)
         self.path_weights = _PathWeights()
 
     def copy(self, name: str, doubly: Tensor | float, hidden_is_unused: bool = False) -> Tensor:
@@ -93,17 +133,17 @@ class Samples:
         :param bool hidden_is_unused: What the guide masks of it must have no gradient.
         """
         site = self.sites[name]
-        group, event_dim = self.weight_plates.group(site), site["fn"].event_dim
+        group, event_dim = self.roles.group(site), site["fn"].event_dim
         weighed = _Site(name, group, event_dim, doubly, shown_elements(site), hidden_is_unused)
         return weighted_copy(site["value"], partial(self.path_weights.weigh, weighed))
 
-    def set_densities(self, log_p: Terms, log_q: Terms, nesting: int) -> None:
+    def set_densities(self, log_p: Terms, log_q: Terms) -> None:
         """Sums the terms by group; the groups' data stand side by side."""
         num_samples = self.rows.stop - self.rows.start
         sums: list[dict[tuple, Tensor]] = [{}, {}]
         for total, terms in zip(sums, (log_p, log_q), strict=True):
             for group, term in terms:
-                term = term.reshape((1,) * (1 + nesting - term.dim()) + term.shape)
+                term = term.reshape((1,) * (1 + self.roles.nesting - term.dim()) + term.shape)
                 total[group] = total[group] + term if group in total else term
         pieces: tuple[list[Tensor], list[Tensor]] = ([], [])
         self.path_weights.columns, stop = {}, 0
@@ -119,8 +159,14 @@ class Samples:
         self.log_p, self.log_q = (torch.cat(piece or [empty], 1) for piece in pieces)
 
     @property
-    def log_w(self) -> Tensor:
-        return (self.log_p - self.log_q).detach()
+    def columns(self) -> dict[tuple, tuple[slice, torch.Size]]:
+        """Which data are a group's, and the shape of its plates."""
+        return self.path_weights.columns
+
+    @property
+    def weights(self) -> tuple[Tensor, Tensor]:
+        """log w, [samples, number of data], and what is outside, without their graphs."""
+        return (self.log_p - self.log_q).detach(), self.outside.detach()
 
     def surrogate(self, coefficients: Coefficients) -> Tensor:
         """A scalar with the bound's gradient, as far as it comes through these samples."""
@@ -132,4 +178,4 @@ class Samples:
         ):
             # Where a weight underflows, log w may be -inf and 0 * log w NaN.
             local = local + (weight * log_density.masked_fill(weight == 0, 0.0)).sum()
-        return self.scale * local + self.global_term
+        return self.scale * local + self.outside

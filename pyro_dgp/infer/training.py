@@ -22,7 +22,7 @@ from tqdm.auto import tqdm
 from pyro_dgp.infer.checkpoint import read_checkpoint, restore, save_checkpoint
 from pyro_dgp.infer.natural_gradient import NaturalGradient
 from pyro_dgp.infer.optim import ScheduledAdam
-from pyro_dgp.infer.particles import log_prob, random_sites
+from pyro_dgp.infer.sites import log_prob, random_sites
 
 __all__ = [
     "NonFiniteError",

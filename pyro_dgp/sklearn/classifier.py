@@ -27,9 +27,9 @@ _CHUNK = 2**22
 class LatentDGPClassifier(ClassifierMixin, LatentDGPEstimator):
     """Classification with probabilities that can be taken at their word.
 
-    A :class:`~pyro_dgp.gp.LatentDGP` with a likelihood of classes, on the inputs and what trees that
-    have not seen the row say of it; its probabilities are pooled with a forest's own and with the
-    classes' shares, as far as that helps on rows held out.
+    A :class:`~pyro_dgp.gp.LatentDGP` with a likelihood of classes, on the inputs and what trees
+    that have not seen the row say of it; its probabilities are pooled with a forest's own and with
+    the classes' shares, as far as that helps on rows held out.
 
     >>> model = LatentDGPClassifier(random_state=0).fit(X, y)
     >>> model.predict_proba(X_new)  # a column for each of model.classes_

@@ -45,8 +45,9 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
 
     A :class:`~pyro_dgp.gp.LatentDGP` trained with doubly reparameterised gradients, on the inputs
     and what trees that have not seen the row say of it; its density is pooled with a forest's own
-    and with the targets' distribution, as far as that helps on rows held out. Inputs and targets may have any units: they are standardised inside, and answers come in the targets'
-    units, densities included.
+    and with the targets' distribution, as far as that helps on rows held out. Inputs and targets
+    may have any units: they are standardised inside, and answers come in the targets' units,
+    densities included.
 
     >>> model = LatentDGPRegressor(random_state=0).fit(X, y)
     >>> model.predict_quantiles(X_new, [0.05, 0.5, 0.95])

@@ -12,8 +12,7 @@ from pyro.infer import Trace_ELBO
 from torch.distributions import Normal
 
 from pyro_dgp import DRegIWELBO, PartiallyCollapsedIWELBO
-from pyro_dgp.infer import bounds, particles, paths
-from pyro_dgp.infer import elbo as elbo_module
+from pyro_dgp.infer import bounds, densities, paths, roles, samples
 from tests.infer.models import CASES, TWO_INIT, hierarchical, log_mean_exp, vae
 
 ESTIMATORS = [PartiallyCollapsedIWELBO, DRegIWELBO]
@@ -260,16 +259,14 @@ def squared_weights_for_every_parameter(monkeypatch):
 
 
 def scale_inside_the_logarithm(monkeypatch):
-    monkeypatch.setattr(particles, "tempering", lambda site, weight_plates: site["scale"])
-    monkeypatch.setattr(particles.WeightPlates, "scale", lambda self, site: 1.0)
+    monkeypatch.setattr(densities, "tempering", lambda site, roles: site["scale"])
+    monkeypatch.setattr(roles.Roles, "scale", lambda self, site: 1.0)
 
 
 def globals_drawn_for_every_sample(monkeypatch):
     """Every sample has its own global draw, with the right KL outside the logarithm."""
-    plate = particles.ParticlePlate
+    plate = samples.SamplePlate
     monkeypatch.setattr(plate, "_process_message", super(plate, plate)._process_message)
-    right = particles.global_elbo
-    monkeypatch.setattr(elbo_module, "global_elbo", lambda *args: right(*args) / (3 * 50))
 
 
 def detached_guide_distributions(monkeypatch):

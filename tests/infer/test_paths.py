@@ -3,10 +3,11 @@ import pyro.distributions as dist
 import pyro.poutine as poutine
 import torch
 
-from pyro_dgp.infer.particles import WeightPlates
-from pyro_dgp.infer.paths import Gates, leaves, reaches, weighted_copy
+from pyro_dgp.infer.graph import leaves
+from pyro_dgp.infer.paths import Gates, reaches, weighted_copy
+from pyro_dgp.infer.roles import Roles
 
-EVERYWHERE = WeightPlates(frozenset(), joint=True)
+EVERYWHERE = Roles(frozenset(), joint=True, nesting=0)
 
 
 def chain(a):

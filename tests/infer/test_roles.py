@@ -5,15 +5,10 @@ import pytest
 import torch
 from torch.distributions import kl_divergence
 
-from pyro_dgp.infer.particles import (
-    ParticlePlate,
-    WeightPlates,
-    global_elbo,
-    local_log_prob,
-    max_plate_nesting,
-    random_sites,
-    with_values,
-)
+from pyro_dgp.infer.densities import global_elbo, local_log_prob
+from pyro_dgp.infer.roles import Roles
+from pyro_dgp.infer.samples import SamplePlate
+from pyro_dgp.infer.sites import max_plate_nesting, random_sites, with_values
 from tests.infer.models import CASES
 
 
@@ -34,11 +29,11 @@ def traces(model, guide, *args):
         ("no plate", set(), {"z"}, 0),
     ],
 )
-def test_weight_plates(name, plates, local, nesting):
+def test_roles_by_plates(name, plates, local, nesting):
     case = CASES[name]()
     model_trace, guide_trace = traces(case.model, case.guide, *case.args)
-    found = WeightPlates.of(model_trace, guide_trace)
-    assert found.names == plates
+    found = Roles.of(model_trace, guide_trace)
+    assert found.plates == plates
     assert found.joint == (not plates)
     assert set(found.local(guide_trace)) == local
     assert max_plate_nesting((model_trace, guide_trace)) == nesting
@@ -61,10 +56,10 @@ def test_a_latent_in_a_plate_of_its_own_is_global():
             pyro.sample("z", dist.Normal(0.0, 1.0))
 
     model_trace, guide_trace = traces(model, guide)
-    found = WeightPlates.of(model_trace, guide_trace)
-    assert found.names == {"data"}
+    found = Roles.of(model_trace, guide_trace)
+    assert found.plates == {"data"}
     assert set(found.local(guide_trace)) == {"z"}
-    with ParticlePlate(found, 7, max_plate_nesting=1):
+    with SamplePlate(found, 7):
         expanded = poutine.trace(guide).get_trace()
     assert expanded.nodes["w"]["value"].shape == (3,)
     assert expanded.nodes["z"]["value"].shape == (7, 5)
@@ -79,7 +74,7 @@ def test_only_random_sites_count():
 
     trace = poutine.trace(model).get_trace()
     assert set(random_sites(trace)) == {"z", "y"}
-    with ParticlePlate(WeightPlates(frozenset({"data"}), joint=False), 4, 1):
+    with SamplePlate(Roles(frozenset({"data"}), False, 1), 4):
         trace = poutine.trace(model).get_trace()
     assert trace.nodes["twice"]["value"].shape == trace.nodes["z"]["value"].shape == (4, 3)
 
@@ -95,7 +90,7 @@ def test_local_log_prob_has_neither_the_scale_of_its_plates_nor_their_insides():
             pyro.sample("y", dist.Normal(0.0, 1.0), obs=y)
 
     site = poutine.trace(model).get_trace().nodes["y"]
-    plates = WeightPlates(frozenset({"data"}), joint=False)
+    plates = Roles(frozenset({"data"}), joint=False, nesting=2)
     assert plates.scale(site) == 3
     expected = 0.5 * mask * dist.Normal(0.0, 1.0).log_prob(y).sum(0, keepdim=True)
     torch.testing.assert_close(local_log_prob(site, site["value"], plates), expected)
@@ -124,7 +119,7 @@ def test_global_term():
         b = pyro.sample("b", dist.Normal(0.2, 0.5))
         pyro.sample("a", dist.Normal(b, 0.4))
 
-    nothing_local = WeightPlates(frozenset(), joint=False)
+    nothing_local = Roles(frozenset(), joint=False, nesting=0)
     model_trace, guide_trace = traces(model, guide)
     a, b = (guide_trace.nodes[n]["value"] for n in "ab")
     normal = dist.Normal
@@ -147,7 +142,7 @@ def test_a_density_on_a_delta_counts(log_density):
         pyro.sample("y", dist.Normal(g, 1.0), obs=torch.tensor(0.7))
 
     model_trace, guide_trace = traces(model, positive_guide(log_density))
-    found = global_elbo(model_trace, guide_trace, WeightPlates(frozenset(), joint=False))
+    found = global_elbo(model_trace, guide_trace, Roles(frozenset(), joint=False, nesting=0))
     expected = model_trace.log_prob_sum() - guide_trace.log_prob_sum()
     torch.testing.assert_close(found, expected)
 

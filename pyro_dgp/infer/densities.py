@@ -1,0 +1,109 @@
+r"""The densities of a model and guide: log w of the local sites, and the term of the others.
+
+For one datum n and draw k
+
+.. math:: \log w_{nk} = \sum_{local} \log p - \sum_{local} \log q
+
+where the plates' subsampling scale N/B is taken out: inside the logarithm of a mean it is wrong.
+A sequential plate (``for n in pyro.plate(...)``) is the same structure with one site per datum.
+"""
+
+import math
+
+import torch
+from pyro.distributions.util import scale_and_mask
+from pyro.poutine import Trace
+from torch import Tensor
+from torch.distributions import kl_divergence
+
+from pyro_dgp.infer.roles import Roles
+from pyro_dgp.infer.sites import delta, is_masked, log_prob, random_sites
+
+__all__ = ["closed_form_kl", "global_elbo", "local_log_prob", "sum_within_weights", "tempering"]
+
+
+def local_log_prob(site: dict, value: Tensor, roles: Roles) -> Tensor:
+    """A local site's log density in its weights, without the weight plates' N/B.
+
+    What ``poutine.scale`` adds stays, as does ``poutine.mask``.
+
+    :returns: [samples, ..., datum], with all that is inside a weight summed to size 1.
+    """
+    result = scale_and_mask(log_prob(site, value), tempering(site, roles), site["mask"])
+    return sum_within_weights(result, site, roles)
+
+
+def sum_within_weights(x: Tensor, site: dict, roles: Roles) -> Tensor:
+    """Sums over what stands inside a weight, keeping dimensions: other plates, and none at all."""
+    kept = roles.weight_dims(site)
+    inside = [-d for d in range(1, min(roles.nesting, x.dim()) + 1) if -d not in kept]
+    return x.sum(inside, keepdim=True) if inside else x
+
+
+def tempering(site: dict, roles: Roles) -> Tensor | float:
+    """The part of a local site's scale that its weight plates do not account for."""
+    ratio = site["scale"] / roles.scale(site)
+    return 1.0 if isinstance(ratio, float) and math.isclose(ratio, 1.0) else ratio
+
+
+def global_elbo(
+    model_trace: Trace, guide_trace: Trace, roles: Roles, num_samples: int = 1
+) -> Tensor:
+    """log p - log q of the sites that are not local, their KL in closed form where Pyro has one.
+
+    The closed form needs model and guide to factorise alike, of which one order of the sites is
+    taken as the sign, and to have one scale and mask; and it is not used for a Delta that carries a
+    density, which Pyro's formula ignores. Elsewhere the draw stands for its expectation.
+
+    :param int num_samples: How many samples stand in the dimension left of the plates, over which
+        the mean is taken.
+    """
+
+    def total(x: Tensor) -> Tensor:
+        return x.sum() / (num_samples if x.dim() > roles.nesting else 1)
+
+    def log_prob_sum(site: dict) -> Tensor:
+        log_density = log_prob(site, site["value"])
+        return total(scale_and_mask(log_density, site["scale"], site["mask"]))
+
+    model_sites, guide_sites = (
+        {name: site for name, site in random_sites(trace).items() if not roles.is_local(site)}
+        for trace in (model_trace, guide_trace)
+    )
+    latent = [name for name, site in model_sites.items() if not site["is_observed"]]
+    same_order = latent == [name for name in guide_sites if name in model_sites]
+    found = torch.zeros(())
+    for name, site in model_sites.items():
+        kl = None
+        if not site["is_observed"] and same_order:
+            kl = closed_form_kl(guide_sites[name], site)
+        if kl is not None:
+            found = found - total(kl)
+            continue
+        found = found + log_prob_sum(site)
+        if not site["is_observed"]:
+            found = found - log_prob_sum(guide_sites[name])
+    for name, site in guide_sites.items():
+        if name not in model_sites:
+            found = found - log_prob_sum(site)
+    return found
+
+
+def closed_form_kl(guide_site: dict, model_site: dict) -> Tensor | None:
+    """KL(q || p) with the batch shape of the sites, scaled and masked; None where Pyro has none."""
+    fn = guide_site["fn"]
+    point = delta(fn)
+    if point is not None and bool((point.log_density != 0).any()):
+        return None
+    if is_masked(fn) or is_masked(model_site["fn"]):
+        return None
+    one_scale = bool(torch.as_tensor(guide_site["scale"] == model_site["scale"]).all())
+    if not one_scale or guide_site["mask"] is not model_site["mask"]:
+        return None
+    try:
+        kl = kl_divergence(fn, model_site["fn"])
+    except NotImplementedError:
+        return None
+    if not isinstance(kl, Tensor):  # of two Deltas, a number
+        kl = torch.full(fn.batch_shape, float(kl))
+    return scale_and_mask(kl, guide_site["scale"], guide_site["mask"])

@@ -1,0 +1,272 @@
+r"""The importance-weighted bound of any Pyro model and guide, with a gradient estimator.
+
+One datum n goes one way: the guide draws its z_1, ..., z_K, the estimator says what the densities
+see of them, the model is run on that,
+
+.. math::
+    \log w_{nk} = \log p(x_n, z_{nk}) - \log q(z_{nk}), \qquad
+    L_K = \frac NB \sum_n \log \frac1K \sum_k w_{nk} \;-\; \mathrm{KL}(all\ other\ sites),
+
+and the weights' coefficients go back to the estimator's surrogate.
+"""
+
+import math
+import warnings
+from numbers import Real
+
+import torch
+from pyro.infer import ELBO
+from pyro.infer.util import torch_backward
+from pyro.util import warn_if_nan
+from torch import Tensor
+
+from pyro_dgp._checks import check_integer
+from pyro_dgp.infer.bounds import Bound, Coefficients, WeightDiagnostics, weight_diagnostics
+from pyro_dgp.infer.estimators import Estimator
+from pyro_dgp.infer.graph import leaves
+from pyro_dgp.infer.random_state import random_state, set_random_state
+from pyro_dgp.infer.roles import Roles
+from pyro_dgp.infer.running import NewStructure, Runs, both_traces
+from pyro_dgp.infer.samples import Samples, is_collision
+from pyro_dgp.infer.structure import Structure
+
+__all__ = ["ImportanceWeightedELBO"]
+
+
+class ImportanceWeightedELBO(ELBO):
+    """A bound and a gradient estimator; parameters as documented for
+    :class:`~pyro_dgp.infer.elbo.PartiallyCollapsedIWELBO`.
+    """
+
+    def __init__(
+        self,
+        K: int,
+        num_particles: int = 1,
+        beta: float = 0.0,
+        piwae: bool = False,
+        chunk_size: int | None = None,
+        max_plate_nesting: int | float = math.inf,
+        vectorize_particles: bool = True,
+        retain_graph: bool | None = None,
+        alpha: float = 0.0,
+    ) -> None:
+        num_particles = check_integer("num_particles", num_particles, 1)
+        super().__init__(num_particles=num_particles, retain_graph=retain_graph)
+        self.K = check_integer("K", K, 1)
+        if not isinstance(beta, Real) or not 0 <= beta <= 1:
+            raise ValueError(f"beta must be between 0 and 1, but it is {beta}.")
+        if not isinstance(alpha, Real) or not 0 <= alpha < 1:
+            raise ValueError(
+                f"alpha must be at least 0 and below 1, but it is {alpha}. Where alpha is 1 the "
+                "bound is the ordinary ELBO: beta=1."
+            )
+        if alpha and piwae:
+            raise NotImplementedError(
+                "alpha and piwae together have no gradient that is known; leave one of them out."
+            )
+        self.beta, self.piwae, self.alpha = float(beta), piwae, float(alpha)
+        self.chunk_size = None if chunk_size is None else check_integer("chunk_size", chunk_size, 1)
+        self.max_plate_nesting = max_plate_nesting
+        self.vectorize_particles = vectorize_particles
+        self._structure: Structure | None = None
+        self._log_weights: Tensor | None = None
+
+    @property
+    def estimator(self) -> Estimator:
+        """How the bound is differentiated."""
+        raise NotImplementedError
+
+    @property
+    def bound(self) -> Bound:
+        """From log weights to the bound."""
+        return Bound(self.num_particles, self.K, self.beta, self.piwae, self.alpha)
+
+    def loss(self, model, guide, *args, **kwargs) -> float:
+        """The negative bound, without gradients."""
+        with torch.no_grad():
+            return self._item(self.differentiable_loss(model, guide, *args, **kwargs))
+
+    def loss_and_grads(self, model, guide, *args, **kwargs) -> float:
+        """The negative bound; adds the gradient estimate to the parameters' ``.grad``."""
+        loss = self.differentiable_loss(model, guide, *args, **kwargs)
+        torch_backward(loss, self.retain_graph)
+        return self._item(loss)
+
+    def differentiable_loss(self, model, guide, *args, **kwargs) -> Tensor:
+        """The negative bound as a scalar whose derivative is the gradient estimate.
+
+        :raises ValueError: If nothing is observed or a latent site is missing in the guide.
+        :raises NotImplementedError: If the structure of model and guide, or a guide distribution,
+            is not supported; the message names the site and a way out.
+        """
+        for _ in range(2):
+            roles = self._get_structure(model, guide, args, kwargs).roles
+            sets = self._num_sets(roles)
+            runs = Runs(
+                model, guide, args, kwargs, roles, self.estimator, sets,
+                self.num_particles * self.K // sets, self.vectorize_particles,
+            )  # fmt: skip
+            try:
+                value, log_weights = _estimate(
+                    self.bound, runs, self._chunks(roles), twice=self.chunk_size is not None
+                )
+                self._log_weights = log_weights
+                return -value
+            except NewStructure:
+                # The sites' plates depend on the arguments: look at them afresh.
+                self._structure = None
+            except ValueError as error:
+                # So they do, if they now reach into the dimension of the samples.
+                if not is_collision(error):
+                    raise
+                self._structure = None
+        raise NotImplementedError(
+            "The plates of the model's or the guide's sites differ between two runs with the same "
+            "arguments, so the importance weights have no fixed plates: let each site stand in the "
+            "same plates in every run."
+        )
+
+    def weight_diagnostics(self) -> WeightDiagnostics:
+        """How unequal the importance weights of the last evaluation were.
+
+        :returns: Effective sample size and largest normalised weight, each [M, ...] with the data
+            plates' dimensions, or [M, number of data] if a plate of theirs is sequential.
+        :raises RuntimeError: If nothing has been evaluated yet.
+        """
+        if self._log_weights is None:
+            raise RuntimeError("There are no weights yet: evaluate the loss first.")
+        return weight_diagnostics(self._log_weights)
+
+    def _chunks(self, roles: Roles) -> list[slice]:
+        """The M K samples by runs of model and guide.
+
+        Where a set of K has draws of its own besides, a run has whole sets, or a part of one.
+        """
+        M, K = self.num_particles, self.K
+        size = min(self.chunk_size or M * K, M * K) if self.vectorize_particles else 1
+        if self._num_sets(roles) == 1:
+            starts = range(0, M * K, size)
+        elif size >= K:
+            size -= size % K
+            starts = range(0, M * K, size)
+        else:
+            starts = [m * K + start for m in range(M) for start in range(0, K, size)]
+        stops = [*starts[1:], M * K]
+        return [slice(start, stop) for start, stop in zip(starts, stops, strict=True)]
+
+    def _num_sets(self, roles: Roles) -> int:
+        """How many draws of the sites that are not local M estimates need."""
+        return self.num_particles if roles.averaged else 1
+
+    def _get_trace(self, model, guide, args, kwargs):
+        """What Pyro's abstract class asks for; an estimate makes its traces otherwise."""
+        return both_traces(model, guide, args, kwargs)
+
+    def _get_structure(self, model, guide, args, kwargs) -> Structure:
+        if self._structure is None or not self._structure.fits(model, guide):
+            piwae = self.piwae and self.num_particles > 1
+            self._structure = Structure.of(
+                model, guide, args, kwargs,
+                max_plate_nesting=self.max_plate_nesting,
+                # The logarithm of a mean of several weights, each a datum's own.
+                independent=(self.K > 1 and self.beta < 1) or piwae,
+                piwae=piwae,
+            )  # fmt: skip
+            self._warn_of_options_without_effect(self._structure)
+        return self._structure
+
+    def _warn_of_options_without_effect(self, structure: Structure) -> None:
+        given = {"K": self.K > 1, "beta": self.beta > 0, "alpha": self.alpha > 0}
+        given["num_particles"] = self.num_particles > 1 and not structure.roles.averaged
+        names = ", ".join(name for name, is_given in given.items() if is_given)
+        if names and not structure.has_local_draws:
+            warnings.warn(
+                f"No latent site is drawn in the data plate, so there are no importance weights: "
+                f"{names} can do nothing. (num_particles averages over draws of global sites.)",
+                stacklevel=4,
+            )
+
+    def __getstate__(self):
+        return {**self.__dict__, "_structure": None, "_log_weights": None}
+
+    @staticmethod
+    def _item(loss: Tensor) -> float:
+        value = loss.item()
+        warn_if_nan(value, "loss")
+        return value
+
+
+# From samples to the bound.
+
+
+def _estimate(bound: Bound, run: Runs, chunks: list[slice], twice: bool) -> tuple[Tensor, Tensor]:
+    """The bound, as a scalar whose derivative is the gradient estimate, and the log weights.
+
+    :param bool twice: Hold the graph of one chunk at a time, which is drawn for its weights first.
+    """
+    first, *others = chunks
+    samples = [run(first)]
+    if not twice or not others or not torch.is_grad_enabled():
+        samples += [run(rows) for rows in others]
+        value, log_weights, coefficients = _value(bound, samples[0], [s.weights for s in samples])
+        if torch.is_grad_enabled():
+            surrogate = sum(s.surrogate(coefficients) for s in samples)
+            value = value + (surrogate - surrogate.detach())
+        return value, log_weights
+
+    weights, states, kept = [samples[0].weights], [], run.others.copy()
+    with torch.no_grad():
+        for rows in others:
+            states.append(random_state())
+            weights.append(run(rows).weights)
+    run.others = kept  # draws since then have no graph
+    value, log_weights, coefficients = _value(bound, samples[0], weights)
+    gradients: dict[Tensor, Tensor] = {}
+    # None of a chunk's samples, which hold its graph, may be alive when the next are drawn.
+    _add_gradients(gradients, samples.pop().surrogate(coefficients))
+    for rows, state in zip(others, states, strict=True):
+        set_random_state(state)
+        _add_gradients(gradients, run(rows).surrogate(coefficients))
+    return _WithGradients.apply(value, tuple(gradients.values()), *gradients), log_weights
+
+
+def _value(
+    bound: Bound, first: Samples, weights: list[tuple[Tensor, Tensor]]
+) -> tuple[Tensor, Tensor, Coefficients]:
+    """The bound's value, the log weights [M, K, ...], and each sample's weight in the gradient.
+
+    :param list weights: Of all M K samples by run: log w, [samples, number of data], and the
+        bound's part outside the logarithms.
+    """
+    log_w, outside = zip(*weights, strict=True)
+    log_weights = torch.cat(log_w)
+    groups = [shape for _, shape in first.columns.values()]
+    shape = groups[0] if len(groups) == 1 else log_weights.shape[1:]
+    # L = N/B sum_n log 1/K sum_k w_nk - KL(all other sites)
+    value = first.scale * bound.value(log_weights).sum() + sum(outside)
+    by_set = log_weights.reshape(bound.num_particles, bound.K, *shape)
+    return value, by_set, bound.coefficients(log_weights)
+
+
+class _WithGradients(torch.autograd.Function):
+    """A value whose derivatives by some tensors are known."""
+
+    @staticmethod
+    def forward(ctx, value, gradients, *tensors):
+        ctx.gradients = gradients
+        return value
+
+    @staticmethod
+    def backward(ctx, by_value):
+        return None, None, *(by_value * gradient for gradient in ctx.gradients)
+
+
+def _add_gradients(gradients: dict[Tensor, Tensor], scalar: Tensor) -> None:
+    """Adds the derivatives of a scalar by all leaves that it depends on."""
+    inputs = leaves(scalar)
+    if not inputs:
+        return
+    # The graph of what the first run shares with the others is needed again.
+    found = torch.autograd.grad(scalar, inputs, retain_graph=True)
+    for leaf, gradient in zip(inputs, found, strict=True):
+        gradients[leaf] = gradients[leaf] + gradient if leaf in gradients else gradient

@@ -1,0 +1,196 @@
+r"""How a bound is differentiated: what densities see of the draws, and with which gradient.
+
+An estimator is asked between the run of the guide and that of the model. Its answer makes log w and
+a scalar of which one backward pass gives the gradient estimate of all parameters; the bound's value
+is the same for all of them.
+"""
+
+from typing import NamedTuple, Protocol
+
+import torch
+from pyro.distributions.util import sum_rightmost
+from torch import Tensor
+
+from pyro_dgp.infer.densities import local_log_prob, sum_within_weights, tempering
+from pyro_dgp.infer.paths import Gates, reaches
+from pyro_dgp.infer.roles import Roles
+from pyro_dgp.infer.samples import Samples, Terms
+from pyro_dgp.infer.sites import delta, same_mask
+
+__all__ = ["DReG", "Estimator", "Reparameterised", "Seen"]
+
+
+class Seen(NamedTuple):
+    """How log w depends on the local draws.
+
+    :param dict values: What the model sees in place of the draws, by site.
+    :param Terms log_q: The terms of log q.
+    :param Terms tangents: Terms of value 0, added to log p for the sake of their gradient.
+    """
+
+    values: dict[str, Tensor]
+    log_q: Terms
+    tangents: Terms
+
+
+class Estimator(Protocol):
+    """A gradient estimator of the bound."""
+
+    def __call__(self, samples: Samples) -> Seen:
+        """
+        :param Samples samples: Drawn by the guide; the model is still to be run.
+        """
+
+
+class Reparameterised:
+    r"""The ordinary reparameterisation gradient (REG), :math:`\sum_k \tilde w_k\, d\log w_k`.
+
+    Source: Burda et al. (2015).
+
+    :param bool piwae: The guide's bound is not the model's.
+    """
+
+    def __init__(self, piwae: bool = False) -> None:
+        self.piwae = piwae
+
+    def __call__(self, samples: Samples) -> Seen:
+        roles, sites = samples.roles, samples.sites
+        log_q = [(roles.group(s), local_log_prob(s, s["value"], roles)) for s in sites.values()]
+        copies = {}
+        if self.piwae and torch.is_grad_enabled():
+            reparameterised = (name for name, s in sites.items() if s["value"].requires_grad)
+            copies = {name: samples.copy(name, doubly=0.0) for name in reparameterised}
+        return Seen(copies, log_q, [])
+
+
+class DReG:
+    r"""The doubly reparameterised gradient.
+
+    For what local draws z are reparameterised by
+
+    .. math::
+        \sum_k \tilde w_k^2\, \frac{\partial \log w_k}{\partial z_k} \frac{d z_k}{d\phi},
+
+    and :math:`\sum_k \tilde w_k\, \partial \log w_k` for everything else. The model sees copies of
+    z whose gradient is multiplied on its way to the sampler; log q is its value, and a tangent in z
+    with the slope that it has with the guide's parameters, and globals that it reads, held fixed.
+
+    Source: Tucker et al. (2019).
+    """
+
+    def __call__(self, samples: Samples) -> Seen:
+        if not torch.is_grad_enabled():
+            return Reparameterised()(samples)
+        roles, sites, gates = samples.roles, samples.sites, samples.gates
+        hidden_is_unused = _check_scales_and_masks(samples)
+        drawn = {name: sites[name]["value"].detach().requires_grad_() for name in gates.values}
+        # Terms of log q: functions of the draws alone, phi being held fixed, and others.
+        held, free = {}, {}
+        for name, site in sites.items():
+            if delta(site["fn"]) is not None or site["is_observed"]:
+                log_q = local_log_prob(site, site["value"], roles)
+                gated, other = reaches((site["value"], log_q), gates)
+                if gated and other:
+                    raise NotImplementedError(_MIXED.format(name=name))
+                (held if gated else free)[name] = log_q
+            elif name in drawn:
+                held[name] = _log_prob_elsewhere(name, site, drawn[name], roles)
+        slopes = _slopes(held, drawn, gates)
+
+        copies = {
+            name: samples.copy(
+                name, tempering(site, roles) if name in held else 0.0, hidden_is_unused
+            )
+            for name, site in sites.items()
+            if site["value"].requires_grad and not site["is_observed"]
+        }
+        log_q, tangents = [], []
+        for name, site in sites.items():
+            if name in free:
+                log_q.append((roles.group(site), free[name]))
+                continue
+            with torch.no_grad():
+                # At the draw itself, where a flow remembers its density, with its graph.
+                value = local_log_prob(site, site["value"], roles).detach()
+            log_q.append((roles.group(site), value))
+        for name, slope in slopes.items():
+            # log q as a function of z alone, to first order: its value, and d/dz = slope.
+            site = sites[name]
+            tangent = slope * (copies[name] - site["value"].detach())
+            tangent = sum_rightmost(tangent, site["fn"].event_dim)
+            tangents.append((roles.group(site), -sum_within_weights(tangent, site, roles)))
+        return Seen(copies, log_q, tangents)
+
+
+_MIXED = (
+    "The guide's local site '{name}' (a Delta or a factor) depends on a local draw and on "
+    "parameters or global draws at once, for which no doubly reparameterised gradient is known; "
+    "sample it from a TransformedDistribution, or use PartiallyCollapsedIWELBO."
+)
+
+
+def _log_prob_elsewhere(name: str, site: dict, z: Tensor, roles: Roles) -> Tensor:
+    """log q at a tensor that is not the very one drawn, which some flows remember."""
+    try:
+        return local_log_prob(site, z, roles)
+    except (KeyError, NotImplementedError) as error:
+        raise NotImplementedError(
+            f"The guide's local site '{name}' ({type(site['fn']).__name__}) knows its density only "
+            "where it has just been drawn, as a flow without an inverse does; use a flow that has "
+            "one, or PartiallyCollapsedIWELBO."
+        ) from error
+
+
+def _slopes(held: dict[str, Tensor], drawn: dict[str, Tensor], gates: Gates) -> dict[str, Tensor]:
+    """d log q / d z by site, with the guide's parameters and all other draws held fixed."""
+    total = sum(log_q.sum() for log_q in held.values())
+    if not drawn or not total.requires_grad:
+        return {}
+    own = gates.partials(total, list(drawn.values()))
+    through = gates.partials(total, [gates.values[name] for name in drawn])
+    slopes = {
+        name: sum(slope for slope in slopes if slope is not None)
+        for name, *slopes in zip(drawn, own, through, strict=True)
+        if any(slope is not None for slope in slopes)
+    }
+    for name, slope in slopes.items():
+        if not bool(slope.isfinite().all()) and bool(drawn[name].isfinite().all()):
+            raise ValueError(
+                f"The derivative of log q by the guide's local site '{name}' is not finite: a "
+                "draw lies on the edge of the support, as far as the dtype tells (a saturated "
+                "transform, perhaps). Use float64, or PartiallyCollapsedIWELBO."
+            )
+    return slopes
+
+
+def _check_scales_and_masks(samples: Samples) -> bool:
+    """Whether local draws that depend on each other are masked differently.
+
+    A gradient comes to a draw by way of those that depend on it, with the weight of these.
+
+    :raises NotImplementedError: If they are scaled differently, or a scale is to be learned.
+    """
+    roles, sites = samples.roles, samples.sites
+    scales = {name: tempering(site, roles) for name, site in sites.items()}
+    for name, scale in scales.items():
+        if isinstance(scale, Tensor) and scale.requires_grad:
+            raise NotImplementedError(
+                f"The guide's local site '{name}' is scaled by a tensor with a gradient, for which "
+                "no doubly reparameterised one is known; detach the scale, or use "
+                "PartiallyCollapsedIWELBO."
+            )
+    first = next(iter(sites), None)
+    one_scale = all(bool(torch.as_tensor(s == scales[first]).all()) for s in scales.values())
+    one_mask = all(same_mask(site, sites[first]) for site in sites.values())
+    if one_scale and one_mask:
+        return False
+    values = (site["value"] for site in sites.values())
+    if not reaches(values, samples.gates)[0]:
+        return False
+    if not one_scale:
+        raise NotImplementedError(
+            f"The guide's local sites {sorted(sites)} depend on each other but are scaled "
+            "differently by poutine.scale, for which no doubly reparameterised gradient is known; "
+            "scale them alike, or use PartiallyCollapsedIWELBO."
+        )
+    return True

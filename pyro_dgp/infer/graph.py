@@ -1,0 +1,33 @@
+"""What a tensor has been made of, as autograd knows it."""
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+__all__ = ["leaves", "nodes"]
+
+
+def leaves(tensor: Tensor) -> list[Tensor]:
+    """The leaf tensors, parameters for the most part, that a tensor's gradient reaches."""
+    return [node.variable for node in nodes([tensor], ()) if hasattr(node, "variable")]
+
+
+def nodes(tensors: Iterable[Tensor], ends: Iterable) -> Iterator:
+    """The nodes of an autograd graph, no further than ``ends``."""
+    todo = [_node(tensor) for tensor in tensors if tensor.requires_grad]
+    seen = set()
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        yield node
+        if node not in ends:
+            todo.extend(following for following, _ in node.next_functions)
+
+
+def _node(tensor: Tensor):
+    # A leaf has no grad_fn; its accumulator stands one step behind that of a view.
+    with torch.enable_grad():
+        return tensor.grad_fn or tensor.view_as(tensor).grad_fn.next_functions[0][0]

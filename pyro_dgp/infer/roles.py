@@ -1,0 +1,213 @@
+"""What role each site has: drawn K times within the weights, or once outside of them."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from pyro.distributions import Unit
+from pyro.poutine import Trace
+
+from pyro_dgp.infer.sites import max_plate_nesting, plates_of, random_sites
+
+__all__ = ["Role", "Roles", "check_sites"]
+
+
+class Role(Enum):
+    """How often a site is drawn, and where it enters the bound."""
+
+    #: In the data plate, K draws per datum, in the importance weights.
+    LOCAL = "local"
+    #: In the data plate, one draw per datum for all K samples, outside the logarithm.
+    SHARED = "shared"
+    #: Outside the data plate, one draw, outside the logarithm.
+    GLOBAL = "global"
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The roles of the sites of a model and guide.
+
+    :param frozenset plates: Names of the plates that carry the importance weights: those common to
+        every observed site that reads a local draw and to every latent site in a plate of one.
+    :param bool joint: No site stands in a plate: there is one weight.
+    :param int nesting: Dimensions that plates take; samples are the next one to their left.
+    :param frozenset once: Latent sites that would be local by their plates, but are drawn once:
+        those marked with ``infer={"shared": True}`` and those whose draw no observation reads.
+    :param frozenset free: Observed sites that read no local draw, which may stand in any plates.
+    :param frozenset averaged: Latent sites that are not local, but of which each of M estimates
+        needs a draw of its own: something depends on it.
+    """
+
+    plates: frozenset[str]
+    joint: bool
+    nesting: int
+    once: frozenset[str] = frozenset()
+    free: frozenset[str] = frozenset()
+    averaged: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(
+        cls,
+        model_trace: Trace,
+        guide_trace: Trace,
+        once: frozenset[str] = frozenset(),
+        free: frozenset[str] = frozenset(),
+    ) -> "Roles":
+        """Finds the weight plates from traces and refuses structures that have none.
+
+        :param once: See above.
+        :param free: See above.
+        :raises NotImplementedError: If the plates of observed and local sites have none in common,
+            a plate inside the weights subsamples, or model and guide put a site into different
+            plates; see also :func:`check_sites`.
+        """
+        model_sites, guide_sites = random_sites(model_trace), random_sites(guide_trace)
+        observed, latent = check_sites(model_sites, guide_sites)
+        nesting = max_plate_nesting((model_trace, guide_trace))
+        plates = {name: frozenset(plates_of(s)) for name, s in {**observed, **latent}.items()}
+        if not any(plates.values()):
+            return cls(frozenset(), bool(latent.keys() - once), nesting, once, free)
+        latent_plates = {name: plates[name] for name in latent if name not in once}
+        common = _common_plates(
+            {name: plates[name] for name in observed.keys() - free or observed}, latent_plates
+        )
+        found = cls(common, False, nesting, once, free)
+        for name in latent.keys() & model_sites.keys():
+            found._check_places(name, model_sites[name], guide_sites[name])
+        for name, site in {**observed, **latent}.items():
+            found._check_subsampling(name, site)
+        return found
+
+    def role(self, site: dict) -> Role:
+        """The role of a site, or of the message of one."""
+        inside = self.joint or (bool(self.plates) and self.plates <= plates_of(site).keys())
+        if inside and site["name"] not in self.once:
+            return Role.LOCAL
+        return Role.SHARED if inside and not self.joint else Role.GLOBAL
+
+    def is_local(self, site: dict) -> bool:
+        return self.role(site) is Role.LOCAL
+
+    def same_places(self, other: "Roles") -> bool:
+        """Whether the weights stand in the same plates."""
+        return (self.plates, self.joint) == (other.plates, other.joint)
+
+    def local(self, trace: Trace) -> dict[str, dict]:
+        """The random sites of a trace that belong into the weights."""
+        return {name: site for name, site in random_sites(trace).items() if self.is_local(site)}
+
+    def group(self, site: dict) -> tuple:
+        """Which iterations of sequential weight plates a local site stands in.
+
+        Sites of one group have a tensor of weights in common: all of them, without such plates.
+        """
+        frames = plates_of(site)
+        return tuple(
+            (name, _iteration(frames[name]))
+            for name in sorted(self.plates & frames.keys())
+            if not frames[name].vectorized
+        )
+
+    def scale(self, site: dict) -> float:
+        """N/B of a local site: the product of full_size / size over the weight plates."""
+        frames = [frame for name, frame in plates_of(site).items() if name in self.plates]
+        return math.prod(f.full_size / f.size for f in frames if f.full_size is not None)
+
+    def weight_dims(self, site: dict) -> dict[int, int]:
+        """Sizes of the vectorised weight plates of a local site by their dimensions, from -1."""
+        frames = [frame for name, frame in plates_of(site).items() if name in self.plates]
+        return {frame.dim: frame.size for frame in frames if frame.vectorized}
+
+    def _check_places(self, name: str, model_site: dict, guide_site: dict) -> None:
+        if self.is_local(model_site) != self.is_local(guide_site):
+            raise NotImplementedError(
+                f"Site '{name}' stands in plate(s) {sorted(plates_of(model_site))} in the model, "
+                f"but in {sorted(plates_of(guide_site))} in the guide: give the guide's plates the "
+                "names of the model's."
+            )
+        if self.group(model_site) != self.group(guide_site):
+            raise NotImplementedError(
+                f"Site '{name}' stands in iteration {self.group(model_site)} of a sequential "
+                f"plate in the model, but in {self.group(guide_site)} in the guide: let both "
+                "go through the plate in one order."
+            )
+
+    def _check_subsampling(self, name: str, site: dict) -> None:
+        for frame in plates_of(site).values() if self.is_local(site) else ():
+            if frame.name not in self.plates and _subsamples(frame):
+                raise NotImplementedError(
+                    f"Plate '{frame.name}' of site '{name}' subsamples inside the importance "
+                    f"weights of plate(s) {sorted(self.plates)}: a weight needs all of its data. "
+                    f"Subsample {sorted(self.plates)} instead."
+                )
+
+
+def _iteration(frame) -> int:
+    # The counter goes on where a plate is gone through again.
+    return (frame.counter - 1) % frame.size
+
+
+def _subsamples(frame) -> bool:
+    return frame.full_size not in (None, frame.size)
+
+
+def check_sites(
+    model_sites: dict[str, dict], guide_sites: dict[str, dict]
+) -> tuple[dict[str, dict], dict[str, dict]]:
+    """The observed sites and the latent ones by name, those that only the guide has among them.
+
+    :raises ValueError: If no site is observed or a latent site is missing in the guide.
+    :raises NotImplementedError: If a site is enumerated, an observed site stands in the guide, or a
+        guide site is not reparameterised.
+    """
+    for name, site in [*model_sites.items(), *guide_sites.items()]:
+        if site["infer"].get("enumerate"):
+            raise NotImplementedError(
+                f"Site '{name}' is enumerated, which importance-weighted ELBOs do not support; "
+                "remove config_enumerate and marginalise the site by hand, or use TraceEnum_ELBO."
+            )
+    observed = {n: s for n, s in model_sites.items() if s["is_observed"]}
+    latent = {n: s for n, s in model_sites.items() if not s["is_observed"]}
+    if not observed:
+        raise ValueError("The model observes nothing: pass the data, so that some site has `obs`.")
+    missing = [name for name in latent if name not in guide_sites]
+    if missing:
+        raise ValueError(
+            f"The model's latent site '{missing[0]}' is missing in the guide: sample it there."
+        )
+    for name, site in guide_sites.items():
+        if name in observed:
+            raise NotImplementedError(
+                f"The model's observed site '{name}' stands in the guide too, so its density "
+                "would cancel. Hide it from the guide (poutine.block), as after "
+                "poutine.condition, or sample it in the model."
+            )
+        is_factor = isinstance(site["fn"], Unit)
+        if not site["fn"].has_rsample and (is_factor or not site["is_observed"]):
+            remedy = "use a distribution with rsample"
+            if is_factor:
+                remedy = "pass has_rsample=True to pyro.factor if all draws that it reads are"
+            raise NotImplementedError(
+                f"The guide's site '{name}' ({type(site['fn']).__name__}) is not "
+                f"reparameterised; {remedy}, or use TraceGraph_ELBO."
+            )
+    return observed, latent | {n: s for n, s in guide_sites.items() if n not in model_sites}
+
+
+def _common_plates(observed: dict[str, frozenset], latent: dict[str, frozenset]) -> frozenset[str]:
+    """The plates that carry the weights, from those of sites by name."""
+    seen = frozenset().union(*observed.values())
+    beside: Iterable[str] = [name for name, plates in latent.items() if plates & seen]
+    common = frozenset.intersection(*observed.values(), *(latent[name] for name in beside))
+    plated = [*beside, *(name for name, plates in latent.items() if plates)]
+    if plated and not common:
+        first = latent[plated[0]]
+        odd = next((n for n, plates in observed.items() if not plates >= first), plated[-1])
+        raise NotImplementedError(
+            f"Site '{odd}' and the local latent site '{plated[0]}' have no plate in common "
+            f"with the other sites ({sorted((observed | latent)[odd])} and {sorted(first)}), so "
+            "no plate can carry the importance weights. Put all observed sites into the local "
+            "latents' plate, or use Trace_ELBO."
+        )
+    return common

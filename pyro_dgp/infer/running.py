@@ -1,0 +1,126 @@
+"""Runs of a model and guide that draw importance samples and evaluate their densities."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pyro.poutine as poutine
+import torch
+from pyro.poutine import Trace
+from pyro.poutine.util import site_is_subsample
+
+from pyro_dgp.infer.densities import global_elbo, local_log_prob
+from pyro_dgp.infer.estimators import Estimator
+from pyro_dgp.infer.paths import Gates
+from pyro_dgp.infer.random_state import untouched_random_state
+from pyro_dgp.infer.roles import Roles
+from pyro_dgp.infer.samples import SamplePlate, Samples, is_collision
+from pyro_dgp.infer.sites import with_values
+from pyro_dgp.infer.structure import run_guide
+
+__all__ = ["NewStructure", "Runs", "both_traces"]
+
+
+class NewStructure(Exception):
+    """The sites' plates are not those of the run before."""
+
+
+def both_traces(model: Callable, guide: Callable, args: tuple, kwargs: dict) -> tuple[Trace, Trace]:
+    """Of one run of each, the model's and the guide's."""
+    guide_trace = run_guide(guide, guide, args, kwargs)
+    replay = poutine.replay(model, trace=guide_trace)
+    return poutine.trace(replay).get_trace(*args, **kwargs), guide_trace
+
+
+@dataclass
+class Runs:
+    """Draws of some of the samples at a time, which belong together.
+
+    All runs have one minibatch, and those that have a part of a set of samples have the set's draws
+    of the sites that are not local.
+
+    :param Roles roles: Of the sites of model and guide.
+    :param Estimator estimator: Says what the model sees of the draws.
+    :param int num_sets: Number of draws of the sites that are not local.
+    :param int set_size: Samples that have such a draw in common.
+    :param bool vectorized: Samples of a run stand in a dimension left of the plates.
+    """
+
+    model: Callable
+    guide: Callable
+    args: tuple
+    kwargs: dict
+    roles: Roles
+    estimator: Estimator
+    num_sets: int
+    set_size: int
+    vectorized: bool
+    subsamples: Trace = field(default_factory=Trace)
+    #: Traces of the sites that are not local, by number of the set.
+    others: dict[int, Trace] = field(default_factory=dict)
+
+    def __call__(self, rows: slice) -> Samples:
+        """
+        :param slice rows: Which samples: some sets of them, or a part of one.
+        """
+        roles, size, key = self.roles, rows.stop - rows.start, rows.start // self.set_size
+        sets = -(-size // self.set_size)
+        gates = Gates(roles)
+        with self._explained():
+            guide = gates(self._handled(self.guide, key, size, sets))
+            guide_trace = run_guide(self.guide, guide, self.args, self.kwargs)
+        samples = Samples(rows, guide_trace, gates)
+        seen = self.estimator(samples)
+        with self._explained():
+            model = self._handled(self.model, key, size, sets)
+            replay = poutine.replay(model, trace=with_values(guide_trace, seen.values))
+            model_trace = poutine.trace(replay).get_trace(*self.args, **self.kwargs)
+        if not Roles.of(model_trace, guide_trace, roles.once, roles.free).same_places(roles):
+            raise NewStructure
+
+        sites = roles.local(model_trace)
+        log_p = [(roles.group(s), local_log_prob(s, s["value"], roles)) for s in sites.values()]
+        samples.set_densities(log_p + seen.tangents, seen.log_q)
+        samples.scale = roles.scale(next(iter(sites.values()))) if sites else 1.0
+        samples.outside = torch.zeros(())
+        if key not in self.others:
+            mean = global_elbo(model_trace, guide_trace, roles, size if sets > 1 else 1)
+            samples.outside = mean * (sets / self.num_sets)
+            self._keep(key, model_trace, guide_trace)
+        return samples
+
+    def _handled(self, function: Callable, key: int, size: int, num_sets: int) -> Callable:
+        function = poutine.replay(function, trace=self.subsamples)
+        if key in self.others:
+            function = poutine.replay(function, trace=self.others[key])
+        return SamplePlate(self.roles, size, num_sets)(function) if self.vectorized else function
+
+    def _keep(self, key: int, model_trace: Trace, guide_trace: Trace) -> None:
+        others = guide_trace.copy()
+        for name in self.roles.local(guide_trace):
+            others.remove_node(name)
+        self.others[key] = others
+        for trace in (guide_trace, model_trace):
+            for name, site in trace.nodes.items():
+                if site["type"] == "sample" and site_is_subsample(site):
+                    self.subsamples.nodes[name] = site
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Errors of a model that runs by itself, but not with samples to the left of its plates."""
+        try:
+            yield
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            known = isinstance(error, NotImplementedError | torch.cuda.OutOfMemoryError)
+            if known or not self.vectorized or is_collision(error):
+                raise
+            try:
+                with poutine.block(), torch.no_grad(), untouched_random_state():
+                    both_traces(self.model, self.guide, self.args, self.kwargs)
+            except Exception:
+                raise error from None
+            raise RuntimeError(
+                "The model or the guide runs by itself, but not with all samples at once in a "
+                f"dimension to the left of its plates ({type(error).__name__}: {error}). Let it "
+                "broadcast there, or pass vectorize_particles=False, which runs it for each sample."
+            ) from error

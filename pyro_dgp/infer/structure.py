@@ -1,0 +1,114 @@
+"""What one run of a model and guide tells about all others."""
+
+import inspect
+import math
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pyro.poutine as poutine
+import torch
+from pyro.infer.util import is_validation_enabled
+from pyro.poutine import Trace
+from pyro.poutine.guide import GuideMessenger
+from pyro.util import check_model_guide_match, check_site_shape
+from torch import Tensor
+
+from pyro_dgp.infer.dependence import find_roles, marked_draws
+from pyro_dgp.infer.random_state import random_state, set_random_state, untouched_random_state
+from pyro_dgp.infer.roles import Roles
+from pyro_dgp.infer.sites import is_drawn, log_prob, random_sites, with_values
+
+__all__ = ["Structure", "run_guide"]
+
+
+@dataclass(frozen=True)
+class Structure:
+    """The roles of a model's and a guide's sites, and whose they are.
+
+    :param bool has_local_draws: Whether K makes a difference.
+    """
+
+    model: Callable[[], Callable | None]
+    guide: Callable[[], Callable | None]
+    roles: Roles
+    has_local_draws: bool
+
+    def fits(self, model: Callable, guide: Callable) -> bool:
+        return self.model() == model and self.guide() == guide
+
+    @classmethod
+    def of(
+        cls,
+        model: Callable,
+        guide: Callable,
+        args: tuple,
+        kwargs: dict,
+        *,
+        max_plate_nesting: int | float = math.inf,
+        **options,
+    ) -> "Structure":
+        """Finds it by a run of both, which leaves the random number generators as they are.
+
+        :param max_plate_nesting: Dimensions to leave to plates; infinity for those they use.
+        :param options: Of :func:`~pyro_dgp.infer.dependence.find_roles`.
+        """
+        # A new loss must not change the draws of a training that goes on.
+        with poutine.block(), torch.enable_grad(), untouched_random_state():
+            with marked_draws():
+                guide_trace = run_guide(guide, guide, args, kwargs)
+            state = random_state()
+
+            def run_model(trace: Trace) -> Trace:
+                set_random_state(state)
+                return poutine.trace(poutine.replay(model, trace=trace)).get_trace(*args, **kwargs)
+
+            def redrawn(names: set[str]) -> Trace:
+                values = {name: guide_trace.nodes[name]["fn"]().detach() for name in names}
+                return run_model(with_values(guide_trace, values))
+
+            model_trace = run_model(guide_trace)
+            _check_shapes(model_trace, guide_trace)
+            roles = find_roles(model_trace, guide_trace, redrawn, **options)
+        if max_plate_nesting < roles.nesting:
+            raise ValueError(
+                f"max_plate_nesting is {max_plate_nesting}, but the plates of the model and "
+                f"guide use {roles.nesting} dimensions."
+            )
+        if math.isfinite(max_plate_nesting):
+            roles = replace(roles, nesting=int(max_plate_nesting))
+        if is_validation_enabled():
+            check_model_guide_match(model_trace, guide_trace, roles.nesting)
+        local = any(is_drawn(site) for site in roles.local(guide_trace).values())
+        return cls(_weak(model), _weak(guide), roles, local)
+
+
+def run_guide(guide: Callable, handled: Callable, args: tuple, kwargs: dict) -> Trace:
+    """A run of ``handled``, the guide with handlers about it."""
+    trace = poutine.trace(handled).get_trace(*args, **kwargs)
+    if isinstance(poutine.unwrap(guide), GuideMessenger):
+        # It draws from the guide by running the model, whose observations are none of its own.
+        for name, site in random_sites(trace).items():
+            if site["is_observed"]:
+                trace.remove_node(name)
+    return trace
+
+
+def _weak(function: Callable) -> Callable[[], Callable | None]:
+    """A reference that does not keep a model alive."""
+    try:
+        return weakref.WeakMethod(function) if inspect.ismethod(function) else weakref.ref(function)
+    except TypeError:  # a callable with __slots__
+        return lambda: function
+
+
+def _check_shapes(model_trace: Trace, guide_trace: Trace) -> None:
+    """Batch dimensions left of all plates would be taken for samples."""
+    for site in random_sites(guide_trace).values():
+        _check_shape(site, torch.empty(site["fn"].batch_shape))
+    for site in random_sites(model_trace).values():
+        _check_shape(site, log_prob(site, site["value"]))
+
+
+def _check_shape(site: dict, log_density: Tensor) -> None:
+    check_site_shape({**site, "log_prob": log_density}, max_plate_nesting=math.inf)
