@@ -1,0 +1,385 @@
+"""Kinds of models that other people's code has: the right bound, or a refusal with a remedy."""
+
+import numpy as np
+import pyro
+import pyro.contrib.gp as gp
+import pyro.distributions as dist
+import pyro.poutine as poutine
+import pytest
+import torch
+from pyro.infer import Trace_ELBO, TraceMeanField_ELBO, config_enumerate
+from pyro.infer.autoguide import AutoNormal
+from pyro.infer.reparam import LocScaleReparam, TransformReparam
+
+from pyro_dgp import DRegIWELBO, PartiallyCollapsedIWELBO
+
+ESTIMATORS = [PartiallyCollapsedIWELBO, DRegIWELBO]
+both = pytest.mark.parametrize("estimator", ESTIMATORS)
+Y = torch.tensor([0.3, -0.8, 1.2, 0.1])
+
+
+def mean_of(loss, model, guide, num_draws=400):
+    """Of the bound, and its standard error."""
+    with torch.no_grad():
+        values = torch.tensor([-loss.loss(model, guide) for _ in range(num_draws)])
+    return values.mean().item(), (values.std() / num_draws**0.5).item()
+
+
+def agree(one, other, limit=4.5):
+    return abs(one[0] - other[0]) < limit * (one[1] ** 2 + other[1] ** 2) ** 0.5 + 1e-9
+
+
+def hierarchy():
+    mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
+    tau = pyro.sample("tau", dist.LogNormal(0.0, 0.3))
+    with pyro.plate("data", len(Y)):
+        z = pyro.sample("z", dist.Normal(mu, tau))
+        pyro.sample("y", dist.Normal(z, 0.7), obs=Y)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"z": LocScaleReparam(0.0)}, {"mu": LocScaleReparam(0.0)}, {"tau": TransformReparam()}],
+)
+@both
+def test_reparameterised_sites(estimator, config):
+    """A site under poutine.reparam is an observed point, in its plate or out of it."""
+    model = poutine.reparam(hierarchy, config=config)
+    guide = AutoNormal(model, init_scale=0.5)
+    reference = mean_of(Trace_ELBO(), model, guide)
+    one, many = (mean_of(estimator(K=K), model, guide) for K in (1, 20))
+    assert agree(one, reference)
+    assert many[0] > one[0]
+
+
+@both
+def test_what_no_observation_reads_is_not_weighed(estimator):
+    """Pyro's sparse GP integrates u, which K draws would only take its KL from."""
+    torch.manual_seed(0)
+    X = torch.linspace(-2, 2, 5)[:, None]
+    sparse = gp.models.VariationalSparseGP(
+        X, torch.sin(X[:, 0]), gp.kernels.RBF(1), X.clone(), gp.likelihoods.Gaussian(), whiten=True
+    )
+    torch.nn.init.normal_(sparse.u_loc)
+    expected = -TraceMeanField_ELBO().loss(sparse.model, sparse.guide)
+    loss = estimator(K=50)
+    with pytest.warns(UserWarning, match="No latent site is drawn in the data plate.* K can do"):
+        assert -loss.loss(sparse.model, sparse.guide) == pytest.approx(expected, abs=1e-9)
+
+
+@both
+def test_unread_draws_in_the_data_plate(estimator):
+    """f_n ~ q(f_n), whose parameters the density of y_n has integrated."""
+    case = {"m": torch.tensor(0.4), "s": torch.tensor(0.6)}
+
+    def model():
+        with pyro.plate("data", 4):
+            pyro.sample("f", dist.Normal(0.0, 1.0))
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            log_p = dist.Normal(case["m"] + z, 0.5).log_prob(Y) - case["s"] ** 2 / (2 * 0.25)
+            pyro.factor("y", log_p)
+
+    def guide():
+        with pyro.plate("data", 4):
+            pyro.sample("f", dist.Normal(case["m"], case["s"]))
+            pyro.sample("z", dist.Normal(0.2 * Y, 0.9))
+
+    kl = 4 * torch.distributions.kl_divergence(dist.Normal(0.4, 0.6), dist.Normal(0.0, 1.0)).item()
+    exact = dist.Normal(0.4, (1 + 0.25) ** 0.5).log_prob(Y).sum().item() - 4 * 0.36 / 0.5 - kl
+    found = mean_of(estimator(K=500), model, guide, 60)
+    assert found[0] == pytest.approx(exact, abs=0.01)
+
+
+@both
+def test_what_is_read_without_a_gradient_is_read(estimator):
+    def model():
+        with pyro.plate("data", 4):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(z.detach(), 1.0), obs=Y)
+
+    def guide():
+        with pyro.plate("data", 4):
+            pyro.sample("z", dist.Normal(0.0, 1.0))
+
+    evidence = dist.Normal(0.0, 2**0.5).log_prob(Y).sum().item()
+    assert mean_of(estimator(K=300), model, guide, 50)[0] == pytest.approx(evidence, abs=0.02)
+
+
+@both
+def test_data_that_read_each_others_draws(estimator):
+    def model():
+        with pyro.plate("time", 4):
+            step = pyro.sample("step", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(step.cumsum(-1), 1.0), obs=Y)
+
+    def guide():
+        with pyro.plate("time", 4):
+            pyro.sample("step", dist.Normal(0.2, 0.7))
+
+    with pytest.raises(NotImplementedError, match=r"\['time'\] depend on each other's .*'step'"):
+        estimator(K=2).loss(model, guide)
+    assert agree(mean_of(estimator(K=1), model, guide), mean_of(Trace_ELBO(), model, guide))
+
+
+@pytest.mark.parametrize("pair", [(0, 1), (3, 2), (5, 0), (6, 2)])
+def test_any_two_data_that_depend_on_each_other_are_found(pair):
+    reader, read = pair
+
+    def model():
+        with pyro.plate("data", 7):
+            z = pyro.sample("z", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+            shift = torch.eye(7)[reader] * 1e-3 * z[..., read : read + 1, 0]
+            pyro.sample("y", dist.Normal(z.sum(-1) + shift, 1.0), obs=torch.zeros(7))
+
+    def guide():
+        with pyro.plate("data", 7):
+            pyro.sample("z", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+
+    with pytest.raises(NotImplementedError, match="depend on each other's draws"):
+        DRegIWELBO(K=2).loss(model, guide)
+
+
+def test_a_markov_chain_in_a_sequential_plate():
+    def model():
+        z = torch.zeros(())
+        for t in pyro.plate("time", 4):
+            z = pyro.sample(f"z{t}", dist.Normal(z, 1.0))
+            pyro.sample(f"y{t}", dist.Normal(z, 1.0), obs=Y[t])
+
+    def guide():
+        for t in pyro.plate("time", 4):
+            pyro.sample(f"z{t}", dist.Normal(0.0, 1.0))
+
+    with pytest.raises(NotImplementedError, match=r"\['time'\] depend on each other's draws"):
+        PartiallyCollapsedIWELBO(K=2).loss(model, guide)
+
+
+@both
+def test_a_decoder_with_batch_normalisation(estimator):
+    norm = torch.nn.BatchNorm1d(1)
+
+    def model():
+        with pyro.plate("data", 4):
+            z = pyro.sample("z", dist.Normal(torch.zeros(1), 1.0).to_event(1))
+            loc = norm(z.reshape(-1, 1)).reshape(z.shape[:-1])
+            pyro.sample("y", dist.Normal(loc, 1.0), obs=Y)
+
+    def guide():
+        with pyro.plate("data", 4):
+            pyro.sample("z", dist.Normal(torch.zeros(1), 1.0).to_event(1))
+
+    with pytest.raises(NotImplementedError, match="batch normalisation"):
+        estimator(K=2).loss(model, guide)
+    norm.eval()
+    assert torch.isfinite(torch.tensor(estimator(K=2).loss(model, guide)))
+
+
+@pytest.mark.parametrize("option", [{}, {"vectorize_particles": False}, {"chunk_size": 7}])
+@both
+def test_particles_draw_globals_of_their_own(estimator, option):
+    """The gradient's noise falls with M as it should, and less with K."""
+
+    def model():
+        mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+        shift = pyro.sample("shift", dist.Normal(mu, 1.0))
+        with pyro.plate("data", 4):
+            z = pyro.sample("z", dist.Normal(mu + shift, 0.1))
+            pyro.sample("y", dist.Normal(z, 1.0), obs=Y)
+
+    def guide():
+        mu = pyro.sample("mu", dist.Normal(pyro.param("m", torch.tensor(0.1)), 1.0))
+        shift = pyro.sample("shift", dist.Normal(0.5 * mu, 1.0))
+        with pyro.plate("data", 4):
+            pyro.sample("z", dist.Normal(mu + shift, 0.1))
+
+    def noise(K, M):
+        loss, found = estimator(K=K, num_particles=M, **option), []
+        for _ in range(150):
+            loss.loss_and_grads(model, guide)
+            p = pyro.param("m").unconstrained()
+            found.append(p.grad.item())
+            p.grad = None
+        found = torch.tensor(found)
+        return found.mean(), found.std()
+
+    (one, sd), (many, sd_of_many) = noise(2, 1), noise(2, 16)
+    assert sd_of_many / sd == pytest.approx(0.25, rel=0.35)
+    assert abs(one - many) < 4.5 * sd / 150**0.5
+    assert noise(32, 1)[1] / sd > 0.4
+
+
+@pytest.mark.parametrize("kind", ["factor", "observation", "in another plate"])
+@both
+def test_observations_of_globals(estimator, kind):
+    def model():
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        if kind == "factor":
+            pyro.factor("ridge", -(w - 3.0).square())
+        elif kind == "observation":
+            pyro.sample("gauge", dist.Normal(w, 0.5), obs=torch.tensor(2.0))
+        else:
+            with pyro.plate("gauges", 2):
+                pyro.sample("gauge", dist.Normal(w, 0.5), obs=torch.tensor([2.0, 1.0]))
+        with pyro.plate("data", 4):
+            z = pyro.sample("z", dist.Normal(w, 1.0))
+            pyro.sample("y", dist.Normal(z, 1.0), obs=Y)
+
+    guide = AutoNormal(model, init_scale=0.5)
+    reference = mean_of(Trace_ELBO(), model, guide)
+    one, many = (mean_of(estimator(K=K), model, guide) for K in (1, 20))
+    assert agree(one, reference)
+    assert many[0] > one[0]
+
+
+def test_an_observation_that_reads_nothing_stands_anywhere():
+    def model(beside):
+        with pyro.plate("data", 4):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(z, 1.0), obs=Y)
+        if beside:
+            with pyro.plate("other", 2):
+                pyro.sample("x", dist.Normal(pyro.param("p", torch.tensor(0.5)), 1.0), obs=Y[:2])
+
+    def guide(beside):
+        with pyro.plate("data", 4):
+            pyro.sample("z", dist.Normal(0.5 * Y, 0.5**0.5))  # the posterior
+
+    values = [-DRegIWELBO(K=3).loss_and_grads(model, guide, beside) for beside in (False, True)]
+    expected = dist.Normal(0.5, 1.0).log_prob(Y[:2]).sum().item()
+    assert values[1] - values[0] == pytest.approx(expected, abs=1e-5)
+    assert pyro.param("p").grad.item() == pytest.approx(-(Y[:2] - 0.5).sum().item())
+
+
+def test_enumeration_in_the_model():
+    @config_enumerate
+    def model():
+        loc = pyro.sample("loc", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        with pyro.plate("data", 4):
+            k = pyro.sample("assignment", dist.Categorical(torch.ones(2)))
+            pyro.sample("y", dist.Normal(loc[k], 1.0), obs=Y)
+
+    guide = AutoNormal(poutine.block(model, hide=["assignment"]))
+    with pytest.raises(NotImplementedError, match=r"'assignment' is enumerated.*TraceEnum_ELBO"):
+        PartiallyCollapsedIWELBO(K=5).loss(model, guide)
+
+
+@both
+def test_a_model_that_cannot_broadcast(estimator):
+    x = Y[:, None]
+
+    def model():
+        with pyro.plate("data", 4):
+            z = pyro.sample("z", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+            pyro.sample("y", dist.Normal(torch.cat([z, x], -1).sum(-1), 1.0), obs=Y)
+
+    def guide():
+        with pyro.plate("data", 4):
+            pyro.sample("z", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+
+    with pytest.raises(RuntimeError, match="pass vectorize_particles=False"):
+        estimator(K=5).loss(model, guide)
+    loss = estimator(K=5, vectorize_particles=False)
+    assert torch.isfinite(torch.tensor(loss.loss(model, guide)))
+
+
+def test_errors_of_the_model_itself_come_out_as_they_are():
+    runs = []
+
+    def model():
+        runs.append(0)
+        if len(runs) > 1:
+            raise ValueError("mine")
+        with pyro.plate("data", 4):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(z, 1.0), obs=Y)
+
+    def guide():
+        with pyro.plate("data", 4):
+            pyro.sample("z", dist.Normal(0.0, 1.0))
+
+    with pytest.raises(ValueError, match="mine") as error:
+        PartiallyCollapsedIWELBO(K=5).loss(model, guide)
+    assert "vectorize_particles" not in str(error.value)
+
+
+@pytest.mark.parametrize("option", [{}, {"vectorize_particles": False}, {"chunk_size": 7}])
+@both
+def test_dimensions_without_a_plate_are_summed(estimator, option):
+    y = torch.tensor([[3.0, -3.0, 3.0]] * 4)
+
+    def model():
+        with pyro.plate("series", 4, dim=-2):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(z, 1.0), obs=y)
+
+    def guide():
+        with pyro.plate("series", 4, dim=-2):
+            pyro.sample("z", dist.Normal(torch.full((4, 1), 0.5), 0.7))
+
+    loss = estimator(K=30, **option)
+    evidence = dist.MultivariateNormal(torch.zeros(3), torch.eye(3) + 1.0).log_prob(y).sum()
+    found = mean_of(loss, model, guide, 60)
+    assert evidence.item() - 1.0 < found[0] < evidence.item() + 4 * found[1]
+    assert loss.weight_diagnostics().effective_sample_size.shape == (1, 4, 1)
+
+
+@both
+def test_batch_dimensions_left_of_all_plates_are_refused(estimator):
+    def model():
+        with pyro.plate("data", 4):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(z, torch.ones(3, 1)), obs=Y)
+
+    def guide():
+        with pyro.plate("data", 4):
+            pyro.sample("z", dist.Normal(0.0, 1.0))
+
+    with pyro.validation_enabled(False), pytest.raises(ValueError, match="invalid log_prob shape"):
+        estimator(K=2).loss(model, guide)
+
+
+@both
+def test_a_factor_that_is_not_reparameterised(estimator):
+    def model():
+        with pyro.plate("data", 4):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(z, 1.0), obs=Y)
+
+    def guide():
+        with pyro.plate("data", 4):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            pyro.factor("f", 0.1 * z, has_rsample=False)
+
+    with pytest.raises(
+        NotImplementedError, match=r"'f' \(Unit\) is not reparameterised; pass has_r"
+    ):
+        estimator(K=2).loss(model, guide)
+
+
+@both
+def test_shared_draws(estimator):
+    """One f_n for all K samples of a datum, whose KL stands outside the logarithm."""
+
+    def sites(observe):
+        with pyro.plate("data", 8, subsample_size=4):
+            loc, scale = (0.0, 1.0) if observe else (0.3, 0.8)
+            f = pyro.sample("f", dist.Normal(loc, scale), infer={"shared": True})
+            loc, scale = (0.0, 1.0) if observe else (0.4 * (Y - f), 0.8)
+            z = pyro.sample("z", dist.Normal(loc, scale))
+            if observe:
+                pyro.sample("y", dist.Normal(f + z, 1.0), obs=Y)
+
+    model, guide = (lambda: sites(True)), (lambda: sites(False))
+    x, w = (torch.tensor(a) for a in np.polynomial.hermite_e.hermegauss(40))
+    f = 0.3 + 0.8 * x
+    # As K grows: E_q(f)[log p(y | f)] - KL(q(f) || p(f)).
+    inner = dist.Normal(f, 2**0.5).log_prob(Y[:, None]) @ (w / w.sum())
+    kl = torch.distributions.kl_divergence(dist.Normal(0.3, 0.8), dist.Normal(0.0, 1.0))
+    expected = 2 * (inner.sum() - 4 * kl).item()
+    one, many = mean_of(estimator(K=1), model, guide), mean_of(estimator(K=400), model, guide)
+    assert many[0] == pytest.approx(expected, abs=4.5 * many[1] + 0.02)
+    assert one[0] < many[0]
+    assert agree(one, mean_of(Trace_ELBO(), model, guide))
+    averaged = mean_of(estimator(K=400, num_particles=25), model, guide, 40)
+    assert agree(many, averaged)
+    assert averaged[1] * 40**0.5 < 0.4 * many[1] * 400**0.5
