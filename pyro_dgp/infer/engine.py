@@ -22,13 +22,14 @@ from torch import Tensor
 
 from pyro_dgp._checks import check_integer
 from pyro_dgp.infer.bounds import Bound, Coefficients, WeightDiagnostics, weight_diagnostics
+from pyro_dgp.infer.broadcasting import refuse_wrong_broadcasting
 from pyro_dgp.infer.estimators import Estimator
 from pyro_dgp.infer.graph import leaves
 from pyro_dgp.infer.random_state import random_state, set_random_state
 from pyro_dgp.infer.roles import Roles
-from pyro_dgp.infer.running import NewStructure, Runs, both_traces
+from pyro_dgp.infer.running import NewStructure, Runs
 from pyro_dgp.infer.samples import Samples, is_collision
-from pyro_dgp.infer.structure import Structure
+from pyro_dgp.infer.structure import Structure, both_traces
 
 __all__ = ["ImportanceWeightedELBO"]
 
@@ -172,6 +173,8 @@ class ImportanceWeightedELBO(ELBO):
                 independent=(self.K > 1 and self.beta < 1) or piwae,
                 piwae=piwae,
             )  # fmt: skip
+            if self.vectorize_particles and self._structure.has_local_draws:
+                refuse_wrong_broadcasting(model, guide, args, kwargs, self._structure.roles)
             self._warn_of_options_without_effect(self._structure)
         return self._structure
 

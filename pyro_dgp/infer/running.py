@@ -16,20 +16,13 @@ from pyro_dgp.infer.random_state import untouched_random_state
 from pyro_dgp.infer.roles import Roles
 from pyro_dgp.infer.samples import SamplePlate, Samples, is_collision
 from pyro_dgp.infer.sites import with_values
-from pyro_dgp.infer.structure import run_guide
+from pyro_dgp.infer.structure import both_traces, run_guide
 
-__all__ = ["NewStructure", "Runs", "both_traces"]
+__all__ = ["NewStructure", "Runs"]
 
 
 class NewStructure(Exception):
     """The sites' plates are not those of the run before."""
-
-
-def both_traces(model: Callable, guide: Callable, args: tuple, kwargs: dict) -> tuple[Trace, Trace]:
-    """Of one run of each, the model's and the guide's."""
-    guide_trace = run_guide(guide, guide, args, kwargs)
-    replay = poutine.replay(model, trace=guide_trace)
-    return poutine.trace(replay).get_trace(*args, **kwargs), guide_trace
 
 
 @dataclass

@@ -19,7 +19,7 @@ from pyro_dgp.infer.random_state import random_state, set_random_state, untouche
 from pyro_dgp.infer.roles import Roles
 from pyro_dgp.infer.sites import is_drawn, log_prob, random_sites, with_values
 
-__all__ = ["Structure", "run_guide"]
+__all__ = ["Structure", "both_traces", "run_guide"]
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,13 @@ def run_guide(guide: Callable, handled: Callable, args: tuple, kwargs: dict) -> 
             if site["is_observed"]:
                 trace.remove_node(name)
     return trace
+
+
+def both_traces(model: Callable, guide: Callable, args: tuple, kwargs: dict) -> tuple[Trace, Trace]:
+    """Of one run of each, the model's and the guide's."""
+    guide_trace = run_guide(guide, guide, args, kwargs)
+    replay = poutine.replay(model, trace=guide_trace)
+    return poutine.trace(replay).get_trace(*args, **kwargs), guide_trace
 
 
 def _weak(function: Callable) -> Callable[[], Callable | None]:

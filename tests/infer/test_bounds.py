@@ -9,26 +9,34 @@ LOG_W = torch.tensor([0.3, -1.0, 2.0, 0.5, -0.2, 1.1], dtype=torch.float64)
 LOG_W = torch.stack([LOG_W, LOG_W.flip(0) * 1.5], 1)  # [M K, number of data]
 
 
+@pytest.mark.parametrize("alpha", [0.0, 0.4])
 @pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize(("M", "K"), [(1, 6), (2, 3), (6, 1)])
-def test_value_by_its_formula(M, K, beta):
+def test_value_by_its_formula(M, K, beta, alpha):
     log_w = LOG_W.reshape(M, K, -1)
     expected = 0.0
     for m in range(M):
-        iw = (log_w[m].exp().sum(0) / K).log()
+        iw = (log_w[m].exp().pow(1 - alpha).sum(0) / K).log() / (1 - alpha)
         expected = expected + (beta * log_w[m].mean(0) + (1 - beta) * iw) / M
-    torch.testing.assert_close(Bound(M, K, beta, False).value(LOG_W), expected)
+    torch.testing.assert_close(Bound(M, K, beta, False, alpha).value(LOG_W), expected)
 
 
-@pytest.mark.parametrize("piwae", [False, True])
+def test_powers_lie_between_importance_weights_and_the_elbo():
+    values = [Bound(1, 6, 0.0, False, alpha).value(LOG_W) for alpha in (0.0, 0.3, 0.7, 1 - 1e-9)]
+    assert (torch.stack(values).diff(dim=0) < 0).all()
+    torch.testing.assert_close(values[0], Bound(1, 6, 0.0, False).value(LOG_W), rtol=0, atol=0)
+    torch.testing.assert_close(values[-1], LOG_W.mean(0), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("piwae", "alpha"), [(False, 0.0), (True, 0.0), (False, 0.4)])
 @pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize(("M", "K"), [(1, 6), (2, 3), (6, 1)])
-def test_coefficients_are_derivatives(M, K, beta, piwae):
+def test_coefficients_are_derivatives(M, K, beta, piwae, alpha):
     def derivative(bound):
         return torch.autograd.functional.jacobian(lambda w: bound.value(w).sum(), LOG_W)
 
-    coefficients = Bound(M, K, beta, piwae).coefficients(LOG_W)
-    apart = Bound(M, K, beta, False)
+    coefficients = Bound(M, K, beta, piwae, alpha).coefficients(LOG_W)
+    apart = Bound(M, K, beta, False, alpha)
     model = Bound(1, M * K, beta, False) if piwae else apart
     torch.testing.assert_close(coefficients.model, derivative(model))
     torch.testing.assert_close(coefficients.guide(), derivative(apart))

@@ -806,7 +806,7 @@ def test_refuses_plates_that_change_from_run_to_run():
 
     def sites(observe):
         runs[0] += 1
-        with pyro.plate("a" if runs[0] % 4 < 2 else "b", 3):
+        with pyro.plate(f"plate_{runs[0] // 2}", 3):
             z = pyro.sample("z", dist.Normal(0.0, 1.0))
             if observe:
                 pyro.sample("y", dist.Normal(z, 1.0), obs=torch.zeros(3))
@@ -827,6 +827,8 @@ def test_refuses_plates_that_change_from_run_to_run():
         ({"beta": 1.5}, "beta must be between 0 and 1"),
         ({"beta": math.nan}, "beta must be between 0 and 1"),
         ({"beta": "a"}, "beta must be between 0 and 1"),
+        ({"alpha": 1.0}, "alpha must be at least 0 and below 1.* beta=1"),
+        ({"alpha": math.nan}, "alpha must be at least 0"),
         ({"chunk_size": 0}, "chunk_size must be at least 1"),
         ({"chunk_size": 2.5}, "chunk_size must be an integer"),
     ],
@@ -834,6 +836,11 @@ def test_refuses_plates_that_change_from_run_to_run():
 def test_bad_options(option, message):
     with pytest.raises(ValueError, match=message):
         DRegIWELBO(K=2, **option)
+
+
+def test_refuses_powers_with_two_targets():
+    with pytest.raises(NotImplementedError, match="alpha and piwae together"):
+        DRegIWELBO(K=2, alpha=0.5, piwae=True)
 
 
 def test_refuses_plated_latents_beside_observations_without_a_plate():

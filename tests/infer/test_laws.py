@@ -201,6 +201,29 @@ def test_mixed_bound(estimator, name, beta):
     assert max(result.values()) < LIMIT, result
 
 
+@pytest.mark.parametrize("alpha", [0.3, 0.8])
+@pytest.mark.parametrize(
+    "name", ["plate", "global, subsampled", "three levels", "AutoNormal, positive", "annealed"]
+)
+@both
+def test_powers_of_weights(estimator, name, alpha):
+    """VR-IWAE, and half of it with half of the ordinary ELBO."""
+    case = CASES[name]()
+
+    def vr_iwae(log_w, dim):
+        return log_mean_exp((1 - alpha) * log_w, dim) / (1 - alpha)
+
+    result = scores(draws(case, estimator(K=2, alpha=alpha)), case.exact_gradient(2, vr_iwae))
+    assert max(result.values()) < LIMIT, result
+
+    def mixed(log_w, dim):
+        return 0.5 * log_w.mean(dim) + 0.5 * vr_iwae(log_w, dim)
+
+    loss = estimator(K=2, alpha=alpha, beta=0.5)
+    result = scores(draws(case, loss), case.exact_gradient(2, mixed))
+    assert max(result.values()) < LIMIT, result
+
+
 @pytest.mark.parametrize(
     ("name", "K", "beta"),
     [
@@ -395,19 +418,21 @@ def chain(by_loc, by_scale, y, p):
 
 
 @pytest.mark.parametrize(
-    ("estimator", "orders"),
+    ("estimator", "alpha", "orders"),
     [
-        (PartiallyCollapsedIWELBO, {"log_c": -0.5, "theta": 0.5}),
-        (DRegIWELBO, {"a": 0.5, "log_c": 0.5, "theta": 0.5}),
+        (PartiallyCollapsedIWELBO, 0.0, {"log_c": -0.5, "theta": 0.5}),
+        (DRegIWELBO, 0.0, {"a": 0.5, "log_c": 0.5, "theta": 0.5}),
+        (PartiallyCollapsedIWELBO, 0.5, {"a": 0.5, "log_c": 0.5, "theta": 0.5}),
+        (DRegIWELBO, 0.5, {"a": 0.5, "log_c": 0.5, "theta": 0.5}),
     ],
 )
-def test_order_of_the_signal_to_noise_ratio_in_K(estimator, orders):
-    """Rainforth et al. (2018), theorem 1; Tucker et al. (2019)."""
+def test_order_of_the_signal_to_noise_ratio_in_K(estimator, alpha, orders):
+    """Rainforth et al. (2018), theorem 1; Tucker et al. (2019); Daudel et al. (2023)."""
     case = vae()
     case.args = (case.args[0][:1],)
     samples, log_snr = [4, 16, 64, 256], {name: [] for name in orders}
     for K in samples:
-        _, grads = estimates(case, estimator(K=K, num_particles=100), 300)
+        _, grads = estimates(case, estimator(K=K, num_particles=100, alpha=alpha), 300)
         for name in orders:
             mean, var = grads[name].mean(), grads[name].var()
             # The square of the mean, less its bias.

@@ -282,6 +282,26 @@ def test_a_model_that_cannot_broadcast(estimator):
     assert torch.isfinite(torch.tensor(loss.loss(model, guide)))
 
 
+@both
+def test_a_model_that_broadcasts_wrongly(estimator):
+    """Summed over its dimension "inside", z lacks one, so that samples are taken for data."""
+
+    def sites(observe):
+        data, inside = pyro.plate("data", 4, dim=-1), pyro.plate("inside", 2, dim=-2)
+        with data:
+            with inside:
+                z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            if observe:
+                pyro.sample("y", dist.Normal(z.sum(-2), 1.0), obs=Y)
+
+    with pytest.raises(NotImplementedError, match="density of site 'y' differs"):
+        estimator(K=5).loss(lambda: sites(True), lambda: sites(False))
+    loss = estimator(K=2000, vectorize_particles=False)
+    evidence = dist.Normal(0.0, 3**0.5).log_prob(Y).sum().item()
+    found = -loss.loss(lambda: sites(True), lambda: sites(False))
+    assert found == pytest.approx(evidence, abs=0.2)
+
+
 def test_errors_of_the_model_itself_come_out_as_they_are():
     runs = []
 
