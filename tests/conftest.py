@@ -13,8 +13,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 @pytest.fixture(autouse=True)
 def _clean_state():
-    """Every test starts from an empty param store, one seed and float64."""
+    """Every test starts from an empty param store, one seed, float64, and with validation."""
     previous = torch.get_default_dtype()
+    torch.distributions.Distribution.set_default_validate_args(True)  # Pyro may not restore it
     torch.set_default_dtype(torch.float64)
     pyro.clear_param_store()
     pyro.set_rng_seed(0)

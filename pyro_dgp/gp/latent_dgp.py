@@ -40,7 +40,8 @@ class LatentDGP(UniquelyNamed):
         without ``mixing`` whose outputs are the likelihood's functions.
     :param likelihood: A :class:`~pyro_dgp.gp.Likelihood`.
     :param int num_data: N, by which a minibatch is scaled.
-    :param str name: Prefix of site names, for instance to load a saved param store.
+    :param str name: Prefix of the names of sites and parameters. Parameters of that name in Pyro's
+        param store, of a store that has been loaded for instance, are gone on with.
     :raises TypeError: If the likelihood is not one of this package's kind, such as Pyro's own.
     :raises ValueError: If the layers do not fit one another or ``num_data`` is not positive.
     """
@@ -67,6 +68,8 @@ class LatentDGP(UniquelyNamed):
         self.layers = PyroModule[nn.ModuleList](layers)
         self.likelihood = likelihood
         self._last_batch = LastBatch()
+        if name is not None:
+            self._go_on_from_store()
 
     @pyro_method
     def model(self, X: Tensor, y: Tensor | None = None, **covariates: Tensor) -> Tensor:

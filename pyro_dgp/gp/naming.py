@@ -2,9 +2,12 @@
 
 import copy
 import weakref
+from collections.abc import Iterator
 
 import pyro
 from pyro.nn import PyroModule
+from pyro.params.param_store import param_with_module_name
+from torch import nn
 
 __all__ = ["UniquelyNamed"]
 
@@ -13,6 +16,8 @@ class UniquelyNamed(PyroModule):
     """A root module whose name no other one of the process has, copies included.
 
     :param str name: The prefix of its sites and parameters; None for ``dgp``, ``dgp2`` and so on.
+        Where Pyro's param store has parameters of that name (it has been loaded, for instance),
+        :meth:`_go_on_from_store` takes their values.
     """
 
     def __init__(self, name: str | None = None) -> None:
@@ -42,6 +47,39 @@ class UniquelyNamed(PyroModule):
     def __setstate__(self, state):
         super().__setstate__(state)
         self._take_own_name()
+
+    def _go_on_from_store(self) -> None:
+        """Parameters take the values that the param store has for them, and their places there.
+
+        Pyro registers a module's parameters at their first use, and where the store has others of
+        these names, optimisers train those, but the module computes with its own.
+
+        :raises ValueError: If shapes disagree; then nothing is changed.
+        """
+        store = pyro.get_param_store()
+        stored = {key: value.unconstrained() for key, value in store.items()}
+        mine = {key: p for key, p in self._named_as_in_store() if key in stored}
+        for key, p in mine.items():
+            if p.shape != stored[key].shape:
+                raise ValueError(
+                    f"The param store has '{key}' with shape {tuple(stored[key].shape)}, but this "
+                    f"model's is {tuple(p.shape)}. Make it as the stored one was made, give it "
+                    "another name, or call pyro.clear_param_store()."
+                )
+        for key, p in mine.items():
+            p.data = stored[key].detach().to(p, copy=True)
+            del store[key]
+
+    def _named_as_in_store(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for module in self.modules():
+            if not isinstance(module, PyroModule):
+                continue
+            for name, p in module.named_parameters(recurse=False):
+                yield f"{module._pyro_name}.{name.removesuffix('_unconstrained')}", p
+            for child_name, child in module.named_children():
+                if not isinstance(child, PyroModule):
+                    for name, p in child.named_parameters():
+                        yield param_with_module_name(f"{module._pyro_name}.{child_name}", name), p
 
     def _take_own_name(self) -> None:
         old, new = self._pyro_name, self._pyro_name

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Bound", "Coefficients", "WeightDiagnostics", "weight_diagnostics"]
+__all__ = ["Bound", "Coefficients", "WeightDiagnostics", "pareto_k", "weight_diagnostics"]
 
 
 @dataclass(frozen=True)
@@ -120,16 +120,68 @@ class WeightDiagnostics(NamedTuple):
     :param torch.Tensor effective_sample_size: 1 / sum of squared normalised weights, from 1 (one
         sample has all the weight) to K (all have the same).
     :param torch.Tensor largest_weight: The largest normalised weight, from 1/K to 1.
+    :param torch.Tensor pareto_k: The shape of the generalised Pareto distribution of the largest
+        weights, whose moments exist up to 1 / pareto_k. Below 0.5 the weights have a variance; up
+        to 0.7 their mean is estimated well by samples that can be had; above, more samples hardly
+        help: the guide's tails are too light, or it misses a mode. NaN where K is below 21, which
+        leaves fewer than five weights to fit to. Source: Vehtari et al. (2024).
     """
 
     effective_sample_size: Tensor
     largest_weight: Tensor
+    pareto_k: Tensor
+
+    def advice(self) -> str:
+        """What the numbers say, in a sentence or two."""
+        k, size = self.pareto_k, self.effective_sample_size
+        text = f"Effective sample size {size.mean():.1f} on average, {size.min():.1f} at least."
+        if k.isnan().all():
+            return f"{text} K is too small for Pareto k."
+        bad, number = int((k > 0.7).sum()), k.numel()
+        if not bad:
+            return f"{text} Pareto k is at most {k.max():.2f}: the weights can be relied upon."
+        return (
+            f"{text} Pareto k is above 0.7 for {bad} of {number}: there more samples hardly help. "
+            "Let the guide have wider tails, or a richer family."
+        )
 
 
 def weight_diagnostics(log_w: Tensor) -> WeightDiagnostics:
     """
     :param torch.Tensor log_w: [M, K, ...].
-    :returns: Two tensors [M, ...].
+    :returns: Three tensors [M, ...].
     """
     weights = log_w.softmax(1)
-    return WeightDiagnostics(1 / weights.square().sum(1), weights.amax(1))
+    return WeightDiagnostics(
+        1 / weights.square().sum(1), weights.amax(1), pareto_k(log_w.movedim(1, 0))
+    )
+
+
+def pareto_k(log_w: Tensor) -> Tensor:
+    """The shape of a generalised Pareto distribution fitted to the largest of K weights.
+
+    The posterior mean of Zhang and Stephens (2009), shrunk towards 1/2 as if ten further weights
+    had that shape (Vehtari et al. 2024, "Pareto smoothed importance sampling").
+
+    :param torch.Tensor log_w: [K, ...].
+    :returns: [...]; NaN for fewer than five weights, -inf where the largest ones are equal.
+    """
+    K = len(log_w)
+    size = math.ceil(min(0.2 * K, 3 * math.sqrt(K)))
+    if size < 5:
+        return log_w.new_full(log_w.shape[1:], math.nan)
+    w = (log_w - log_w.amax(0)).double().exp().sort(0).values
+    x = w[-size:] - w[-size - 1]  # ascending, [size, ...]
+    number = 30 + math.isqrt(size)
+    j = torch.arange(1, number + 1, device=x.device, dtype=x.dtype).reshape(
+        -1, *[1] * (x.dim() - 1)
+    )
+    quarter = x[int(size / 4 + 0.5) - 1]
+    # Points theta = -k / sigma that the mean is taken over, with their profile likelihoods.
+    theta = 1 / x[-1] + (1 - (number / (j - 0.5)).sqrt()) / (3 * quarter)
+    k = torch.log1p(-theta.unsqueeze(1) * x).mean(1)
+    log_likelihood = size * ((-theta / k).log() - k - 1)
+    theta = (log_likelihood.softmax(0) * theta).sum(0)
+    k = torch.log1p(-theta * x).mean(0)
+    k = (size * k + 10 * 0.5) / (size + 10)
+    return torch.where(x[-1] == 0, -math.inf, k).to(log_w.dtype)

@@ -130,8 +130,9 @@ class ImportanceWeightedELBO(ELBO):
     def weight_diagnostics(self) -> WeightDiagnostics:
         """How unequal the importance weights of the last evaluation were.
 
-        :returns: Effective sample size and largest normalised weight, each [M, ...] with the data
-            plates' dimensions, or [M, number of data] if a plate of theirs is sequential.
+        :returns: Effective sample size, largest normalised weight and Pareto k, each [M, ...] with
+            the data plates' dimensions, or [M, number of data] if a plate of theirs is sequential;
+            ``advice()`` says what they mean.
         :raises RuntimeError: If nothing has been evaluated yet.
         """
         if self._log_weights is None:

@@ -429,6 +429,37 @@ def test_a_given_name_is_kept():
     assert all(name.startswith("rate.") for name in pyro.get_param_store())
 
 
+def test_a_name_goes_on_from_a_loaded_param_store(tmp_path):
+    X, y = data()
+
+    def trained(steps):
+        dgp = small(X, y, name="rate")
+        svi = SVI(dgp.model, dgp.guide, pyro.optim.Adam({"lr": 0.02}), loss=DRegIWELBO(K=5))
+        for _ in range(steps):
+            svi.step(X, y)
+        return dgp
+
+    dgp = trained(30)
+    pyro.get_param_store().save(tmp_path / "store.pt")
+    before = {name: p.detach().clone() for name, p in dgp.named_parameters()}
+    pyro.clear_param_store()
+    del dgp
+    pyro.get_param_store().load(tmp_path / "store.pt")
+    again = trained(0)
+    for name, p in again.named_parameters():
+        assert p.equal(before[name]), name
+    assert not any("rate" in key for key in pyro.get_param_store())  # at their first use
+    del again
+    pyro.clear_param_store()
+    pyro.get_param_store().load(tmp_path / "store.pt")
+    trained_on = trained(3)
+    moved = {name for name, p in trained_on.named_parameters() if not p.equal(before[name])}
+    assert moved == {name for name, p in trained_on.named_parameters() if p.requires_grad}
+    pyro.get_param_store().load(tmp_path / "store.pt")
+    with pytest.raises(ValueError, match=r"param store has 'rate.* with shape"):
+        LatentDGP.from_data(X, y, num_inducing=7, name="rate")
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("default", [torch.float32, torch.float64])
 def test_precision_follows_the_data(dtype, default):

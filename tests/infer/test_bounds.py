@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from pyro_dgp.infer.bounds import Bound, weight_diagnostics
+from pyro_dgp.infer.bounds import Bound, pareto_k, weight_diagnostics
 
 LOG_W = torch.tensor([0.3, -1.0, 2.0, 0.5, -0.2, 1.1], dtype=torch.float64)
 LOG_W = torch.stack([LOG_W, LOG_W.flip(0) * 1.5], 1)  # [M K, number of data]
@@ -65,6 +65,39 @@ def test_diagnostics():
     log_w = torch.full((2, 4, 3), -math.inf)
     for n, j in enumerate((1, 2, 4)):
         log_w[:, :j, n] = 5.0
-    ess, largest = weight_diagnostics(log_w)
+    ess, largest, _ = weight_diagnostics(log_w)
     torch.testing.assert_close(ess, torch.tensor([1.0, 2.0, 4.0]).expand(2, 3))
     torch.testing.assert_close(largest, torch.tensor([1.0, 0.5, 0.25]).expand(2, 3))
+
+
+@pytest.mark.parametrize("k", [-0.3, 0.0, 0.3, 0.7, 1.2])
+def test_pareto_k_of_pareto_weights(k):
+    """Weights whose tail is a generalised Pareto distribution of known shape."""
+    u = torch.rand(10_000, 40)
+    w = 1 + (-u.log() if k == 0 else (u**-k - 1) / k)
+    found = pareto_k(w.log())
+    error = found.std() / 40**0.5
+    assert abs(found.mean() - k) < 4 * error + 0.02  # ten weights of 300 are as if of shape 1/2
+    assert error < 0.02
+
+
+def test_pareto_k_of_a_guide():
+    """Of w = p(z) / q(z) for normal densities, the shape is 1 - (sigma_q / sigma_p)^2."""
+    for scale in (0.5, 0.7, 0.9):
+        z = scale * torch.randn(200_000, 20)
+        k = pareto_k(-0.5 * z**2 + 0.5 * (z / scale) ** 2)
+        assert k.mean() == pytest.approx(1 - scale**2, abs=0.12)
+
+
+def test_what_pareto_k_cannot_say():
+    assert pareto_k(torch.randn(20, 3)).isnan().all()
+    assert not pareto_k(torch.randn(21, 3)).isnan().any()
+    assert (pareto_k(torch.zeros(100, 2)) == -math.inf).all()
+    assert pareto_k(torch.randn(100, 2, dtype=torch.float32)).dtype == torch.float32
+
+
+def test_advice():
+    heavy, light = 4 * torch.randn(1, 500, 2).abs().exp(), torch.rand(1, 500, 2)
+    assert "above 0.7 for 2 of 2" in weight_diagnostics(heavy).advice()
+    assert "can be relied upon" in weight_diagnostics(light).advice()
+    assert "K is too small" in weight_diagnostics(light[:, :10]).advice()

@@ -185,7 +185,7 @@ def test_weight_diagnostics(estimator):
     with pytest.raises(RuntimeError, match="evaluate the loss first"):
         loss.weight_diagnostics()
     loss.loss_and_grads(case.model, case.guide, Y)
-    ess, largest = loss.weight_diagnostics()
+    ess, largest, _ = loss.weight_diagnostics()
     assert ess.shape == largest.shape == (3, 4)
     assert not ess.requires_grad
     assert (ess >= 1).all()
