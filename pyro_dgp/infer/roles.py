@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from pyro.distributions import Unit
 from pyro.poutine import Trace
 
-from pyro_dgp.infer.sites import max_plate_nesting, plates_of, random_sites
+from pyro_dgp.infer.sites import SAMPLES, max_plate_nesting, plates_of, random_sites
 
 __all__ = ["Role", "Roles", "check_sites"]
 
@@ -45,6 +45,8 @@ class Roles:
     once: frozenset[str] = frozenset()
     free: frozenset[str] = frozenset()
     averaged: frozenset[str] = frozenset()
+    #: The plates' frames of all sites when last looked at.
+    _places: dict = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(
@@ -81,7 +83,8 @@ class Roles:
 
     def role(self, site: dict) -> Role:
         """The role of a site, or of the message of one."""
-        inside = self.joint or (bool(self.plates) and self.plates <= plates_of(site).keys())
+        names = {frame.name for frame in site["cond_indep_stack"]}
+        inside = self.joint or (bool(self.plates) and self.plates <= names)
         if inside and site["name"] not in self.once:
             return Role.LOCAL
         return Role.SHARED if inside and not self.joint else Role.GLOBAL
@@ -89,9 +92,20 @@ class Roles:
     def is_local(self, site: dict) -> bool:
         return self.role(site) is Role.LOCAL
 
-    def same_places(self, other: "Roles") -> bool:
-        """Whether the weights stand in the same plates."""
-        return (self.plates, self.joint) == (other.plates, other.joint)
+    def hold(self, model_trace: Trace, guide_trace: Trace) -> bool:
+        """Whether these are the roles in another run, too; refuses what :meth:`of` refuses."""
+        places = {
+            (i, name): tuple(frame for frame in site["cond_indep_stack"] if frame.name != SAMPLES)
+            for i, trace in enumerate((model_trace, guide_trace))
+            for name, site in random_sites(trace).items()
+        }
+        if places != self._places:
+            found = Roles.of(model_trace, guide_trace, self.once, self.free)
+            if (found.plates, found.joint) != (self.plates, self.joint):
+                return False
+            self._places.clear()
+            self._places.update(places)
+        return True
 
     def local(self, trace: Trace) -> dict[str, dict]:
         """The random sites of a trace that belong into the weights."""

@@ -68,7 +68,7 @@ class Runs:
             model = self._handled(self.model, key, size, sets)
             replay = poutine.replay(model, trace=with_values(guide_trace, seen.values))
             model_trace = poutine.trace(replay).get_trace(*self.args, **self.kwargs)
-        if not Roles.of(model_trace, guide_trace, roles.once, roles.free).same_places(roles):
+        if not roles.hold(model_trace, guide_trace):
             raise NewStructure
 
         sites = roles.local(model_trace)
@@ -83,9 +83,9 @@ class Runs:
         return samples
 
     def _handled(self, function: Callable, key: int, size: int, num_sets: int) -> Callable:
-        function = poutine.replay(function, trace=self.subsamples)
-        if key in self.others:
-            function = poutine.replay(function, trace=self.others[key])
+        for trace in (self.subsamples, self.others.get(key)):
+            if trace:
+                function = poutine.replay(function, trace=trace)
         return SamplePlate(self.roles, size, num_sets)(function) if self.vectorized else function
 
     def _keep(self, key: int, model_trace: Trace, guide_trace: Trace) -> None:
