@@ -36,6 +36,8 @@ def from_data(
     mixing: str = "principal",
     kernel: Callable[[int], Kernel] | str = "rbf",
     jitter: float = 1e-6,
+    function_draws: str = "independent",
+    num_features: int = 1000,
     name: str | None = None,
 ):
     """The paper's configuration for data with columns of mean 0 and standard deviation 1.
@@ -60,6 +62,9 @@ def from_data(
         only; "matern12", "matern32" or "matern52" for rougher functions; or a function from an
         input dimension to a kernel.
     :param float jitter: Relative jitter of the inducing inputs' kernel matrices.
+    :param str function_draws: "independent" or "shared" draws of the hidden layers for the samples
+        of a datum; see :class:`GPLayer`.
+    :param int num_features: Random features of a shared draw.
     :param str name: See :class:`LatentDGP`.
     :raises TypeError: If X or y is not a tensor of a dtype that fits.
     :raises ValueError: If X or y has a wrong shape or values that do not fit, or an option is out
@@ -112,7 +117,10 @@ def from_data(
             layer = GPLayer(k, Xu, num_functions, jitter=jitter)
         else:
             A = tensor(np.eye(num_inputs, input_dim))
-            layer = GPLayer(k, Xu, P.shape[1], P, A, u_scale=1e-5, jitter=jitter)
+            layer = GPLayer(
+                k, Xu, P.shape[1], P, A, u_scale=1e-5, jitter=jitter,
+                function_draws=function_draws, num_features=num_features,
+            )  # fmt: skip
         layers.append(layer)
         input_dim = num_inputs
     return cls(layers, likelihood, len(X), name).to(dtype=X.dtype, device=X.device)

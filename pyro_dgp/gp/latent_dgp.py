@@ -48,6 +48,7 @@ class LatentDGP(UniquelyNamed):
 
     from_data = classmethod(configuration.from_data)
     predict = prediction.predict
+    draw_functions = prediction.draw_functions
 
     def __init__(
         self,
@@ -146,8 +147,7 @@ class LatentDGP(UniquelyNamed):
             raise NotImplementedError(
                 f"{self.name}: hyperparameters with a prior cannot be drawn for several particles "
                 "at once, because Pyro's kernels take no batches of them. Use "
-                "vectorize_particles=False, or parallel=False with Predictive; the ELBOs of "
-                "pyro_dgp draw them once for all importance samples."
+                "vectorize_particles=False, or parallel=False with Predictive."
             )
 
     def _fixed_inputs(self, z: Tensor | None) -> dict[Layer, Tensor]:

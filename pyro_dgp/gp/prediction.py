@@ -4,7 +4,8 @@ No handler of Pyro's and no entry of its param store is touched, both of which a
 threads may predict with one model, or beside another one's training.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,10 +13,11 @@ from torch import Tensor
 from pyro_dgp._checks import check_integer
 from pyro_dgp.gp.batches import assembled
 from pyro_dgp.gp.fixed import fixed_copy, has_priors
-from pyro_dgp.gp.layers import Layer
+from pyro_dgp.gp.layers import GPLayer, Layer
 from pyro_dgp.gp.mixture import PredictiveMixture
+from pyro_dgp.gp.pathwise import unit_frequencies
 
-__all__ = ["predict"]
+__all__ = ["draw_functions", "predict"]
 
 # Rows [samples x inputs] that go through the layers at once.
 _PREDICT_ROWS = 2**13
@@ -101,3 +103,62 @@ def predict(
     else:
         found = [mixture_of(fixed_copy(self), 0, num_samples)]
     return PredictiveMixture(found, self.likelihood.event_dim)
+
+
+@torch.no_grad()
+def draw_functions(
+    self,
+    num_functions: int = 1,
+    *,
+    z: Tensor | None = None,
+    num_features: int = 1000,
+    generator: torch.Generator | None = None,
+) -> Callable[[Tensor], Tensor]:
+    """Draws whole functions from the model, for Thompson sampling and smooth pictures.
+
+    The latent input is drawn once per function from its prior, each GP layer is a function drawn
+    from q (:mod:`pyro_dgp.gp.pathwise`), the last one included; the likelihood's noise is not in
+    them. They are those of the parameters as they are now.
+
+    :param int num_functions: S.
+    :param torch.Tensor z: The latent input of all functions, [latent_dim], instead of draws.
+    :param int num_features: Random features of each GP's prior, an even number.
+    :param torch.Generator generator: Source of the draws, on the model's device.
+    :returns: A function from inputs [..., N, D] to the S functions' values, [S, ..., N, F], which
+        may be called any number of times, and differentiated by its inputs.
+    :raises NotImplementedError: If a kernel is none that functions can be drawn for, or
+        hyperparameters have a prior.
+    :raises ValueError: If z does not fit the model, or a number is out of range.
+    """
+    S = check_integer("num_functions", num_functions, 1)
+    num_features = check_integer("num_features", num_features, 2)
+    if has_priors(self):
+        raise NotImplementedError(
+            "Functions of a model whose hyperparameters have priors cannot be drawn; predict() can."
+        )
+    fixed = self._fixed_inputs(z)
+    like = next(self.parameters())
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, dtype=like.dtype, device=like.device, generator=generator)
+
+    steps: list[Callable[[Tensor], Tensor]] = []
+    for own, layer in zip(self.layers, fixed_copy(self).layers, strict=True):
+        if own in fixed:
+            steps.append(partial(layer.propagate, noise=fixed[own].expand(S, 1, -1)))
+        elif isinstance(layer, GPLayer):
+            frequencies = unit_frequencies(layer.kernel, num_features // 2, generator)
+            noise = normal(S, 1, layer.function_noise_dim(2 * len(frequencies)))
+            steps.append(partial(layer.drawn_function, noise=noise, frequencies=frequencies))
+        else:
+            noise = normal(S, 1, layer.noise_dim) if layer.noise_dim else None
+            steps.append(partial(layer.propagate, noise=noise))
+
+    def functions(X: Tensor) -> Tensor:
+        """The values of the functions, [S, ..., N, F], at X [..., N, D]."""
+        h = X.reshape(-1, X.shape[-1]).expand(S, -1, -1)
+        for step in steps:
+            h = step(h)
+        return h.reshape(S, *X.shape[:-1], -1)
+
+    return functions

@@ -13,6 +13,7 @@ from pyro_dgp.gp.conditional import stable_cholesky, whitened_conditional, white
 from pyro_dgp.gp.constraints import lower_triangular
 from pyro_dgp.gp.inducing import InducingNormal
 from pyro_dgp.gp.layers.base import Layer, in_mode
+from pyro_dgp.gp.pathwise import features, function_values, unit_frequencies
 
 __all__ = ["GPLayer"]
 
@@ -39,7 +40,12 @@ class GPLayer(Layer, VariationalSparseGP):
     :param torch.Tensor linear_mean: A, [width, D_in], fixed; None for no linear mean.
     :param float u_scale: Initial standard deviation of the inducing values.
     :param float jitter: Relative jitter of the inducing inputs' kernel matrix.
-    :raises ValueError: If the shapes do not fit one another.
+    :param str function_draws: Whether the samples of a datum, as a hidden layer, see
+        "independent" draws from the marginals of q(g), as in the paper, or the values of one
+        "shared" draw of the function, with which importance weights bound the evidence.
+    :param int num_features: Random features of such a draw, an even number.
+    :raises ValueError: If the shapes do not fit one another, or an option is out of range.
+    :raises NotImplementedError: If functions of the kernel cannot be drawn.
     """
 
     def __init__(
@@ -51,6 +57,8 @@ class GPLayer(Layer, VariationalSparseGP):
         linear_mean: Tensor | None = None,
         u_scale: float = 1.0,
         jitter: float = 1e-6,
+        function_draws: str = "independent",
+        num_features: int = 1000,
     ) -> None:
         if Xu.dim() != 2 or Xu.shape[0] < 1:
             raise ValueError(
@@ -59,6 +67,13 @@ class GPLayer(Layer, VariationalSparseGP):
         num_gps = check_integer("num_gps", num_gps, 1)
         if not 0 < jitter < 1:
             raise ValueError(f"jitter must lie between 0 and 1, but it is {jitter}.")
+        if function_draws not in ("independent", "shared"):
+            raise ValueError(
+                f"function_draws must be 'independent' or 'shared', but it is {function_draws!r}."
+            )
+        num_features = check_integer("num_features", num_features, 2)
+        if num_features % 2:
+            raise ValueError(f"num_features must be even, but it is {num_features}.")
         width = num_gps if mixing is None else mixing.shape[0]
         if mixing is not None and mixing.shape != (width, num_gps):
             raise ValueError(
@@ -82,6 +97,9 @@ class GPLayer(Layer, VariationalSparseGP):
         )
         self.register_buffer("mixing", mixing)
         self.register_buffer("linear_mean", linear_mean)
+        shared = function_draws == "shared"
+        frequencies = unit_frequencies(self.kernel, num_features // 2).to(Xu) if shared else None
+        self.register_buffer("frequencies", frequencies)
 
     @property
     def input_dim(self) -> int:
@@ -178,6 +196,50 @@ class GPLayer(Layer, VariationalSparseGP):
         """
         loc, var = self(h)
         return self._mix(loc + noise * var.sqrt(), h)
+
+    @pyro_method
+    def model_local(self, h: Tensor) -> Tensor:
+        """Draws the output in the data plate, from the marginals or from one function a datum.
+
+        :param torch.Tensor h: [..., B, D_in].
+        :returns: [..., B, width].
+        """
+        noise = self._sample_noise(h)
+        if self.frequencies is None:
+            return self.propagate(h, noise)
+        return self.drawn_function(h, noise, self.frequencies)
+
+    def drawn_function(self, h: Tensor, noise: Tensor, frequencies: Tensor) -> Tensor:
+        """A h + P g(h) for functions g drawn from q; see :mod:`pyro_dgp.gp.pathwise`.
+
+        :param torch.Tensor h: [..., B, D_in].
+        :param torch.Tensor noise: Standard normal draws, [..., B, (F + M) R], of one function each;
+            with 1 for B where all rows are of one function.
+        :param torch.Tensor frequencies: Of the prior's features, [F / 2, D_in].
+        :returns: [..., B, width].
+        """
+        with in_mode(self, "guide"):
+            kernel, Xu, u_loc, u_scale_tril = self.kernel, self.Xu, self.u_loc, self.u_scale_tril
+            name = self._pyro_name or type(self).__name__
+            Luu = stable_cholesky(kernel(Xu), self.jitter, name)
+            Kuf = kernel(Xu, h.reshape(-1, h.shape[-1]))
+            A = torch.linalg.solve_triangular(Luu, Kuf, upper=False).mT
+            A = A.reshape(*h.shape[:-1], len(Xu))
+            at_h, at_Xu = (features(kernel, frequencies, x) for x in (h, Xu))
+        g = function_values(at_h, at_Xu, A, Luu, u_loc, u_scale_tril, noise)
+        return self._mix(g, h)
+
+    def function_noise_dim(self, num_features: int) -> int:
+        """Standard normal variables that a function is made of, (F + M) R."""
+        return (num_features + self.u_loc.shape[1]) * self.num_gps
+
+    def _sample_noise(self, like: Tensor) -> Tensor | None:
+        if self.frequencies is None:
+            return super()._sample_noise(like)
+        dim = self.function_noise_dim(2 * len(self.frequencies))
+        standard = dist.Normal(like.new_zeros(dim), 1.0).to_event(1)
+        name = self._pyro_get_fullname("function_noise")
+        return pyro.sample(name, standard, infer={"shared": True})
 
     def _mix(self, g: Tensor, h: Tensor) -> Tensor:
         out = g if self.mixing is None else g @ self.mixing.mT
