@@ -69,6 +69,17 @@ def test_importance_weighted_elbos(tmp_path):
     assert gaps[renyi] > 4 * gaps[ours] > 0
 
 
+def test_function_draws(tmp_path):
+    tutorial = runpy.run_path(str(TUTORIALS / "function_draws.py"))
+    found = tutorial["main"](20, 200, (1, 10, 50), tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
+    independent, shared = (found["bounds"][kind] for kind in ("independent", "shared"))
+    assert all(mean < found["evidence"] + 4 * error for mean, error in shared)
+    assert shared[-1][0] > shared[0][0]
+    assert independent[-1][0] > found["evidence"] + 4 * independent[-1][1]
+    assert found["functions"].shape == (30, 200)
+
+
 def test_signal_to_noise(tmp_path):
     tutorial = runpy.run_path(str(TUTORIALS / "signal_to_noise.py"))
     slopes = tutorial["main"](tmp_path, 40, 50, (1, 10), 2)

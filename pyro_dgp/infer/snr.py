@@ -28,6 +28,7 @@ from tqdm.auto import tqdm
 
 from pyro_dgp._checks import check_integer
 from pyro_dgp.infer.gradients import GradientDraws
+from pyro_dgp.infer.moments import Moments
 from pyro_dgp.infer.random_state import untouched_random_state
 
 __all__ = ["SNRProfile", "SNRProfiler"]
@@ -36,75 +37,6 @@ __all__ = ["SNRProfile", "SNRProfiler"]
 _BLOCKS = 10
 #: Samples that a batch of draws holds unless told otherwise.
 _SAMPLES = 10_000
-
-
-@dataclass
-class _Moments:
-    """Number of draws, their mean, and sums of powers of deviations from it, entry by entry.
-
-    Source of :meth:`__add__`: Pebay (2008), eqs. 1.5 and 2.1.
-    """
-
-    count: int
-    mean: Tensor
-    m2: Tensor
-    m3: Tensor
-    m4: Tensor
-
-    @classmethod
-    def of(cls, draws: Tensor) -> "_Moments":
-        """
-        :param torch.Tensor draws: [number of draws, ...].
-        """
-        draws = draws.double()
-        mean = draws.mean(0)
-        # Draws that are all alike have no deviation, which rounding of their mean would give them.
-        mean = torch.where((draws == draws[0]).all(0), draws[0], mean)
-        d = draws - mean
-        return cls(len(draws), mean, *((d**p).sum(0) for p in (2, 3, 4)))
-
-    def __add__(self, other: "_Moments") -> "_Moments":
-        a, b = self, other
-        n, d = a.count + b.count, b.mean - a.mean
-        share = b.count / n
-        product = a.count * share
-        m2 = a.m2 + b.m2 + d**2 * product
-        m3 = a.m3 + b.m3 + d**3 * product * (a.count - b.count) / n
-        m3 = m3 + 3 * d * (a.count * b.m2 - b.count * a.m2) / n
-        square = a.count**2 - a.count * b.count + b.count**2
-        m4 = a.m4 + b.m4 + d**4 * product * square / n**2
-        m4 = m4 + 6 * d**2 * (a.count**2 * b.m2 + b.count**2 * a.m2) / n**2
-        m4 = m4 + 4 * d * (a.count * b.m3 - b.count * a.m3) / n
-        return _Moments(n, a.mean + d * share, m2, m3, m4)
-
-    @property
-    def std(self) -> Tensor:
-        return (self.m2 / (self.count - 1)).sqrt()
-
-    @property
-    def snr(self) -> Tensor:
-        # An entry that never has a gradient has no signal either.
-        return torch.where(self.mean == 0, 0.0, self.mean.abs() / self.std)
-
-    @property
-    def squared_snr(self) -> Tensor:
-        """The estimate without bias."""
-        q = self.count
-        return (q - 3) / (q - 1) * self.snr.square() - 1 / q
-
-    @property
-    def snr_error(self) -> Tensor:
-        r"""Standard error of mean / std, and of its absolute value, by the delta method.
-
-        With skewness g1 and kurtosis g2 of a draw and ratio r,
-        :math:`\sqrt{(1 - r\,g_1 + r^2 (g_2 - 1) / 4) / Q}`.
-        """
-        sd = (self.m2 / self.count).sqrt()
-        skewness = self.m3 / self.count / sd**3
-        kurtosis = self.m4 / self.count / sd**4
-        r = self.mean / sd
-        variance = 1 - r * skewness + r.square() * (kurtosis - 1) / 4
-        return torch.where(self.m2 == 0, 0.0, (variance.clamp(min=0) / self.count).sqrt())
 
 
 @dataclass(frozen=True)
@@ -121,11 +53,11 @@ class SNRProfile:
     """
 
     num_draws: int
-    blocks: dict[str, list[_Moments]] = field(repr=False)
+    blocks: dict[str, list[Moments]] = field(repr=False)
     draws: dict[str, Tensor] | None = field(default=None, repr=False)
     batched: frozenset[str] = frozenset()
 
-    def _by_site(self, statistic: Callable[[_Moments], Tensor]) -> dict[str, Tensor]:
+    def _by_site(self, statistic: Callable[[Moments], Tensor]) -> dict[str, Tensor]:
         return {name: statistic(_total(blocks)) for name, blocks in self.blocks.items()}
 
     @property
@@ -170,7 +102,7 @@ class SNRProfile:
             raise ValueError(f"level must be between 0 and 1, but it is {level}.")
         z = Normal(0.0, 1.0).icdf(torch.tensor(0.5 + level / 2, dtype=torch.float64)).item()
 
-        def ends(moments: _Moments):
+        def ends(moments: Moments):
             # Of the signed ratio; where that may be 0, from 0 to the farther end.
             low, high = (moments.snr + sign * z * moments.snr_error for sign in (-1, 1))
             return low.clamp(min=0), high
@@ -194,7 +126,7 @@ class SNRProfile:
         names = list(self.blocks) if sites is None else list(sites)
         _check_sites(names, self.blocks)
 
-        def statistic(moments: Iterable[_Moments]) -> float:
+        def statistic(moments: Iterable[Moments]) -> float:
             pooled = torch.cat([(m.squared_snr if debiased else m.snr)[m.m2 > 0] for m in moments])
             if not len(pooled):
                 return 0.0
@@ -207,10 +139,10 @@ class SNRProfile:
         return statistic(_total(self.blocks[name]) for name in names), error
 
     @cached_property
-    def _without_block(self) -> dict[str, list[_Moments]]:
+    def _without_block(self) -> dict[str, list[Moments]]:
         """Moments of all blocks but one, for each that is left out."""
 
-        def without(blocks: list[_Moments]) -> list[_Moments]:
+        def without(blocks: list[Moments]) -> list[Moments]:
             before = list(accumulate(blocks, add))
             after = list(accumulate(reversed(blocks), add))[::-1]
             inner = [a + b for a, b in zip(before[:-2], after[2:], strict=True)]
@@ -219,7 +151,7 @@ class SNRProfile:
         return {name: without(blocks) for name, blocks in self.blocks.items()}
 
 
-def _total(blocks: list[_Moments]) -> _Moments:
+def _total(blocks: list[Moments]) -> Moments:
     return reduce(add, blocks)
 
 
@@ -304,12 +236,12 @@ class SNRProfiler:
 
     def _moments(self, chunk_size: int, draw: Callable[[int], dict[str, Tensor]]):
         """Moments by block, and the draws if they are to be kept."""
-        blocks: dict[str, list[_Moments]] = {}
+        blocks: dict[str, list[Moments]] = {}
         kept: dict[str, list[Tensor]] = {}
         sizes = [len(part) for part in torch.arange(self.num_draws).tensor_split(_BLOCKS)]
         with tqdm(total=self.num_draws, disable=not self.progress, unit="draw") as bar:
             for size in sizes:
-                block: dict[str, _Moments] = {}
+                block: dict[str, Moments] = {}
                 # Draws of one by one are put together, for their moments' sake.
                 waiting: list[dict[str, Tensor]] = []
                 done = 0
@@ -321,7 +253,7 @@ class SNRProfiler:
                     if chunk_size > 1 or len(waiting) == 32 or done == size:
                         for name in waiting[0]:
                             chunk = torch.cat([w[name] for w in waiting]).detach()
-                            moments = _Moments.of(chunk)
+                            moments = Moments.of(chunk)
                             block[name] = block[name] + moments if name in block else moments
                             if self.keep_draws:
                                 kept.setdefault(name, []).append(chunk.cpu())

@@ -1,16 +1,13 @@
 """fit(): a thin loop over SVI."""
 
 import hashlib
-import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pyro
-import pyro.poutine as poutine
 import torch
 from pyro.infer import ELBO, SVI
 from pyro.optim import PyroOptim
@@ -20,34 +17,17 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
 from tqdm.auto import tqdm
 
 from pyro_dgp.infer.checkpoint import read_checkpoint, restore, save_checkpoint
+from pyro_dgp.infer.guard import Guard
+from pyro_dgp.infer.minibatches import minibatches
 from pyro_dgp.infer.natural_gradient import NaturalGradient
 from pyro_dgp.infer.optim import ScheduledAdam
-from pyro_dgp.infer.sites import log_prob, random_sites
 
 __all__ = [
-    "NonFiniteError",
     "TrainingHistory",
     "annealed_adam",
     "fit",
-    "minibatches",
     "paper_optimizer",
 ]
-
-
-class NonFiniteError(ArithmeticError):
-    """A loss or a gradient was NaN or infinite; the parameters are those before that step.
-
-    :param int step: The step, counted from 0.
-    :param list sites: Names of the sample sites or parameters at which it was seen.
-    """
-
-    def __init__(self, step: int, what: str, sites: list[str]) -> None:
-        self.step, self.sites = step, sites
-        where = f" at {', '.join(sites)}" if sites else ""
-        super().__init__(
-            f"Step {step}: the {what} is not finite{where}. The parameters are those before this "
-            "step. Lower the learning rate, standardise the data, or use float64."
-        )
 
 
 @dataclass
@@ -143,7 +123,7 @@ def fit(
         data = list(data.values())
     history = TrainingHistory()
     optim = paper_optimizer() if optim is None else optim
-    guarded = _Guard(loss)
+    guarded = Guard(loss)
     svi = SVI(model, guide, optim, loss=loss.loss, loss_and_grads=guarded)
     batches = minibatches(data, batch_size, seed, weights)
     seen = data if weights is None else [*data, weights]
@@ -288,148 +268,3 @@ def _advance(optim: PyroOptim, loss: float) -> None:
     if isinstance(optim, PyroLRScheduler):
         plateau = optim.pt_scheduler_constructor is torch.optim.lr_scheduler.ReduceLROnPlateau
         optim.step(loss) if plateau else optim.step()
-
-
-def minibatches(
-    data: Sequence[Tensor], batch_size: int | None, seed: int, weights: Tensor | None = None
-) -> "_Minibatches":
-    """An endless stream of batches of one size: shuffled passes over the rows, end to end.
-
-    With weights, a pass is a systematic resample of the rows: each of the N rows is in it
-    N w_i / sum(w) times, rounded up or down at random so that the mean is right. So a bound's mean
-    over rows becomes a weighted mean, for any bound and any estimator of its gradient.
-
-    :param data: Tensors with one number of rows N.
-    :param int batch_size: B; None or more than N for all rows, in their order (with weights: for
-        a pass).
-    :param int seed: Of the shuffling.
-    :param torch.Tensor weights: Non-negative, [N].
-    :raises ValueError: If numbers of rows differ, ``batch_size`` is less than 1, or weights are
-        negative, not finite or all 0.
-    """
-    num_rows = {len(tensor) for tensor in data}
-    if len(num_rows) != 1 or 0 in num_rows:
-        raise ValueError(
-            "data must be tensors with one and the same positive number of rows, but they have "
-            f"{[len(tensor) for tensor in data]}."
-        )
-    (size,) = num_rows
-    if batch_size is not None and batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1 or None, but it is {batch_size}.")
-    if weights is not None:
-        weights = weights.detach().double().cpu()
-        if weights.shape != (size,):
-            raise ValueError(
-                f"weights must be one per row, [{size}], but their shape is {tuple(weights.shape)}."
-            )
-        if not (bool((weights >= 0).all()) and 0 < weights.sum().item() < math.inf):
-            raise ValueError("weights must be non-negative and finite, and not all 0.")
-    return _Minibatches(
-        tuple(data), size, size if batch_size is None else batch_size, seed, weights
-    )
-
-
-class _Minibatches(Iterator):
-    def __init__(
-        self,
-        data: tuple[Tensor, ...],
-        size: int,
-        batch_size: int,
-        seed: int,
-        weights: Tensor | None,
-    ) -> None:
-        self.data, self.size, self.batch_size = data, size, batch_size
-        self.generator = torch.Generator().manual_seed(seed)
-        self.left = torch.empty(0, dtype=torch.long)
-        # The edges of the rows' shares of [0, N).
-        self.edges = None if weights is None else size * weights.cumsum(0) / weights.sum()
-
-    def __next__(self) -> tuple[Tensor, ...]:
-        batch_size = self.batch_size
-        if batch_size >= self.size:
-            if self.edges is None:
-                return self.data
-            batch_size = self.size
-        while len(self.left) < batch_size:
-            self.left = torch.cat([self.left, self._pass()])
-        index, self.left = self.left[:batch_size], self.left[batch_size:]
-        return tuple(tensor[index.to(tensor.device)] for tensor in self.data)
-
-    def _pass(self) -> Tensor:
-        """N row numbers in a shuffled order."""
-        order = torch.randperm(self.size, generator=self.generator)
-        if self.edges is None:
-            return order
-        points = torch.arange(self.size) + torch.rand((), generator=self.generator).double()
-        # The last edge is N up to rounding.
-        return torch.searchsorted(self.edges, points, right=True).clamp_max(self._last)[order]
-
-    @property
-    def _last(self) -> int:
-        """The last row with a weight."""
-        return int(torch.searchsorted(self.edges, self.edges[-1]))
-
-    def state(self) -> dict[str, Tensor]:
-        """Where the stream is, for :meth:`load_state`."""
-        return {"generator": self.generator.get_state(), "left": self.left.clone()}
-
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        self.generator.set_state(state["generator"])
-        self.left = state["left"]
-
-
-class _Guard:
-    """``loss_and_grads`` that raises before the optimiser sees what is not finite."""
-
-    def __init__(self, loss: ELBO) -> None:
-        self.loss = loss
-        self.step = 0
-        self.parameters: dict[str, Tensor] = {}
-
-    def __call__(self, model, guide, *args, **kwargs) -> float:
-        with poutine.trace(param_only=True) as params:
-            value = self.loss.loss_and_grads(model, guide, *args, **kwargs)
-        self.parameters.update(
-            (name, site["value"].unconstrained()) for name, site in params.trace.nodes.items()
-        )
-        gradients = {n: p.grad for n, p in self.parameters.items() if p.grad is not None}
-        if not math.isfinite(value):
-            self.clear_gradients()
-            bad = _non_finite_sites(model, guide, args, kwargs)
-            raise NonFiniteError(self.step, "loss", bad)
-        bad = _non_finite(gradients)
-        if bad:
-            self.clear_gradients()
-            raise NonFiniteError(self.step, "gradient", bad)
-        return value
-
-    def clear_gradients(self) -> None:
-        """Leaves nothing for a later step to add to, when a step did not reach the optimiser."""
-        for p in self.parameters.values():
-            p.grad = None
-
-
-def _non_finite(tensors: dict[str, Tensor]) -> list[str]:
-    """Names of the tensors that hold NaN or infinity."""
-    if not tensors:
-        return []
-    # One number to look at. A norm overflows before its tensor does, hence the second look.
-    norms = torch._foreach_norm(list(tensors.values()))
-    if bool(torch.isfinite(torch.stack([norm.double() for norm in norms])).all()):
-        return []
-    return [name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())]
-
-
-def _non_finite_sites(model, guide, args, kwargs) -> list[str]:
-    """Runs model and guide once more and looks at every site's density."""
-    bad = []
-    with poutine.block(), torch.no_grad(), pyro.validation_enabled(False):
-        guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
-        replay = poutine.replay(model, trace=guide_trace)
-        model_trace = poutine.trace(replay).get_trace(*args, **kwargs)
-        for trace in (guide_trace, model_trace):
-            for name, site in random_sites(trace).items():
-                finite = torch.isfinite(log_prob(site, site["value"])).all()
-                if name not in bad and not bool(finite):
-                    bad.append(name)
-    return bad

@@ -10,7 +10,7 @@ from pyro.infer import RenyiELBO, Trace_ELBO
 
 from pyro_dgp import DRegIWELBO, LatentDGP, PartiallyCollapsedIWELBO
 from pyro_dgp.infer import SNRProfile, SNRProfiler
-from pyro_dgp.infer.snr import _Moments
+from pyro_dgp.infer.moments import Moments
 from tests.infer.models import CASES, vae
 
 ESTIMATORS = [PartiallyCollapsedIWELBO, DRegIWELBO]
@@ -18,7 +18,7 @@ ESTIMATORS = [PartiallyCollapsedIWELBO, DRegIWELBO]
 
 def profile_of(draws):
     """The profile of given draws [Q, ...]."""
-    return SNRProfile(len(draws), {"x": [_Moments.of(part) for part in draws.tensor_split(10)]})
+    return SNRProfile(len(draws), {"x": [Moments.of(part) for part in draws.tensor_split(10)]})
 
 
 # Moments and statistics of known draws.
@@ -26,9 +26,9 @@ def profile_of(draws):
 
 def test_moments_of_chunks_are_those_of_the_whole():
     draws = torch.distributions.Gamma(2.0, 1.0).sample((1000, 3)) + torch.tensor([0.0, 5.0, -3.0])
-    total = _Moments.of(draws[:17])
+    total = Moments.of(draws[:17])
     for start, stop in ((17, 18), (18, 500), (500, 1000)):
-        total = total + _Moments.of(draws[start:stop])
+        total = total + Moments.of(draws[start:stop])
     assert total.count == 1000
     torch.testing.assert_close(total.mean, draws.mean(0))
     torch.testing.assert_close(total.std, draws.std(0))

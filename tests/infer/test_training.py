@@ -9,7 +9,9 @@ from pyro.infer import Trace_ELBO
 
 from pyro_dgp import DRegIWELBO, fit
 from pyro_dgp.infer import NonFiniteError
-from pyro_dgp.infer.training import _non_finite, minibatches, paper_optimizer
+from pyro_dgp.infer.guard import non_finite
+from pyro_dgp.infer.minibatches import minibatches
+from pyro_dgp.infer.training import paper_optimizer
 
 Y = torch.arange(10.0, dtype=torch.float64) / 5
 
@@ -158,9 +160,9 @@ def test_a_schedule_that_looks_at_the_loss():
 
 def test_a_large_finite_gradient_is_no_error():
     gradient = {"large": torch.full((3,), 1e30, dtype=torch.float32)}
-    assert _non_finite(gradient) == []
+    assert non_finite(gradient) == []
     gradient["large"][1] = torch.inf
-    assert _non_finite(gradient | {"small": torch.ones(2)}) == ["large"]
+    assert non_finite(gradient | {"small": torch.ones(2)}) == ["large"]
 
 
 def test_progress_bar(capsys):

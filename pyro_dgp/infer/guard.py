@@ -1,0 +1,86 @@
+"""What is not finite is seen before an optimiser takes a step by it."""
+
+import math
+
+import pyro
+import pyro.poutine as poutine
+import torch
+from pyro.infer import ELBO
+from torch import Tensor
+
+from pyro_dgp.infer.sites import log_prob, random_sites
+
+__all__ = ["Guard", "NonFiniteError", "non_finite"]
+
+
+class NonFiniteError(ArithmeticError):
+    """A loss or a gradient was NaN or infinite; the parameters are those before that step.
+
+    :param int step: The step, counted from 0.
+    :param list sites: Names of the sample sites or parameters at which it was seen.
+    """
+
+    def __init__(self, step: int, what: str, sites: list[str]) -> None:
+        self.step, self.sites = step, sites
+        where = f" at {', '.join(sites)}" if sites else ""
+        super().__init__(
+            f"Step {step}: the {what} is not finite{where}. The parameters are those before this "
+            "step. Lower the learning rate, standardise the data, or use float64."
+        )
+
+
+class Guard:
+    """``loss_and_grads`` that raises before the optimiser sees what is not finite."""
+
+    def __init__(self, loss: ELBO) -> None:
+        self.loss = loss
+        self.step = 0
+        self.parameters: dict[str, Tensor] = {}
+
+    def __call__(self, model, guide, *args, **kwargs) -> float:
+        with poutine.trace(param_only=True) as params:
+            value = self.loss.loss_and_grads(model, guide, *args, **kwargs)
+        self.parameters.update(
+            (name, site["value"].unconstrained()) for name, site in params.trace.nodes.items()
+        )
+        gradients = {n: p.grad for n, p in self.parameters.items() if p.grad is not None}
+        if not math.isfinite(value):
+            self.clear_gradients()
+            bad = _non_finite_sites(model, guide, args, kwargs)
+            raise NonFiniteError(self.step, "loss", bad)
+        bad = non_finite(gradients)
+        if bad:
+            self.clear_gradients()
+            raise NonFiniteError(self.step, "gradient", bad)
+        return value
+
+    def clear_gradients(self) -> None:
+        """Leaves nothing for a later step to add to, when a step did not reach the optimiser."""
+        for p in self.parameters.values():
+            p.grad = None
+
+
+def non_finite(tensors: dict[str, Tensor]) -> list[str]:
+    """Names of the tensors that hold NaN or infinity."""
+    if not tensors:
+        return []
+    # One number to look at. A norm overflows before its tensor does, hence the second look.
+    norms = torch._foreach_norm(list(tensors.values()))
+    if bool(torch.isfinite(torch.stack([norm.double() for norm in norms])).all()):
+        return []
+    return [name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())]
+
+
+def _non_finite_sites(model, guide, args, kwargs) -> list[str]:
+    """Runs model and guide once more and looks at every site's density."""
+    bad = []
+    with poutine.block(), torch.no_grad(), pyro.validation_enabled(False):
+        guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
+        replay = poutine.replay(model, trace=guide_trace)
+        model_trace = poutine.trace(replay).get_trace(*args, **kwargs)
+        for trace in (guide_trace, model_trace):
+            for name, site in random_sites(trace).items():
+                finite = torch.isfinite(log_prob(site, site["value"])).all()
+                if name not in bad and not bool(finite):
+                    bad.append(name)
+    return bad
