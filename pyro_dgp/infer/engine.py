@@ -165,30 +165,17 @@ class ImportanceWeightedELBO(ELBO):
         return both_traces(model, guide, args, kwargs)
 
     def _get_structure(self, model, guide, args, kwargs) -> Structure:
-        if self._structure is None or not self._structure.fits(model, guide):
-            piwae = self.piwae and self.num_particles > 1
+        piwae = self.piwae and self.num_particles > 1
+        # In the logarithm of a mean of several weights, each must be a datum's own.
+        options = {"independent": (self.K > 1 and self.beta < 1) or piwae, "piwae": piwae}
+        if self._structure is None or not self._structure.fits(model, guide, options):
             self._structure = Structure.of(
-                model, guide, args, kwargs,
-                max_plate_nesting=self.max_plate_nesting,
-                # The logarithm of a mean of several weights, each a datum's own.
-                independent=(self.K > 1 and self.beta < 1) or piwae,
-                piwae=piwae,
-            )  # fmt: skip
+                model, guide, args, kwargs, self.max_plate_nesting, options
+            )
             if self.vectorize_particles and self._structure.has_local_draws:
                 refuse_wrong_broadcasting(model, guide, args, kwargs, self._structure.roles)
-            self._warn_of_options_without_effect(self._structure)
+            _warn_of_options_without_effect(self, self._structure)
         return self._structure
-
-    def _warn_of_options_without_effect(self, structure: Structure) -> None:
-        given = {"K": self.K > 1, "beta": self.beta > 0, "alpha": self.alpha > 0}
-        given["num_particles"] = self.num_particles > 1 and not structure.roles.averaged
-        names = ", ".join(name for name, is_given in given.items() if is_given)
-        if names and not structure.has_local_draws:
-            warnings.warn(
-                f"No latent site is drawn in the data plate, so there are no importance weights: "
-                f"{names} can do nothing. (num_particles averages over draws of global sites.)",
-                stacklevel=4,
-            )
 
     def __getstate__(self):
         return {**self.__dict__, "_structure": None, "_log_weights": None}
@@ -198,6 +185,18 @@ class ImportanceWeightedELBO(ELBO):
         value = loss.item()
         warn_if_nan(value, "loss")
         return value
+
+
+def _warn_of_options_without_effect(loss: ImportanceWeightedELBO, structure: Structure) -> None:
+    given = {"K": loss.K > 1, "beta": loss.beta > 0, "alpha": loss.alpha > 0}
+    given["num_particles"] = loss.num_particles > 1 and not structure.roles.averaged
+    names = ", ".join(name for name, is_given in given.items() if is_given)
+    if names and not structure.has_local_draws:
+        warnings.warn(
+            "No latent site is drawn in the data plate, so there are no importance weights: "
+            f"{names} can do nothing. (num_particles averages over draws of global sites.)",
+            stacklevel=5,
+        )
 
 
 # From samples to the bound.

@@ -27,15 +27,17 @@ class Structure:
     """The roles of a model's and a guide's sites, and whose they are.
 
     :param bool has_local_draws: Whether K makes a difference.
+    :param dict options: What was asked for when it was found.
     """
 
     model: Callable[[], Callable | None]
     guide: Callable[[], Callable | None]
     roles: Roles
     has_local_draws: bool
+    options: dict
 
-    def fits(self, model: Callable, guide: Callable) -> bool:
-        return self.model() == model and self.guide() == guide
+    def fits(self, model: Callable, guide: Callable, options: dict) -> bool:
+        return (self.model(), self.guide(), self.options) == (model, guide, options)
 
     @classmethod
     def of(
@@ -44,14 +46,13 @@ class Structure:
         guide: Callable,
         args: tuple,
         kwargs: dict,
-        *,
-        max_plate_nesting: int | float = math.inf,
-        **options,
+        max_plate_nesting: int | float,
+        options: dict,
     ) -> "Structure":
         """Finds it by a run of both, which leaves the random number generators as they are.
 
         :param max_plate_nesting: Dimensions to leave to plates; infinity for those they use.
-        :param options: Of :func:`~pyro_dgp.infer.dependence.find_roles`.
+        :param dict options: Of :func:`~pyro_dgp.infer.dependence.find_roles`.
         """
         # A new loss must not change the draws of a training that goes on.
         with poutine.block(), torch.enable_grad(), untouched_random_state():
@@ -80,7 +81,7 @@ class Structure:
         if is_validation_enabled():
             check_model_guide_match(model_trace, guide_trace, roles.nesting)
         local = any(is_drawn(site) for site in roles.local(guide_trace).values())
-        return cls(_weak(model), _weak(guide), roles, local)
+        return cls(_weak(model), _weak(guide), roles, local, options)
 
 
 def run_guide(guide: Callable, handled: Callable, args: tuple, kwargs: dict) -> Trace:

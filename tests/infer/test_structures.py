@@ -121,6 +121,20 @@ def test_data_that_read_each_others_draws(estimator):
     assert agree(mean_of(estimator(K=1), model, guide), mean_of(Trace_ELBO(), model, guide))
 
 
+def test_K_may_grow_later():
+    def sites(observe):
+        with pyro.plate("time", 4):
+            step = pyro.sample("step", dist.Normal(0.0, 1.0))
+            if observe:
+                pyro.sample("y", dist.Normal(step.cumsum(-1), 1.0), obs=Y)
+
+    loss, model, guide = DRegIWELBO(K=1), (lambda: sites(True)), (lambda: sites(False))
+    loss.loss(model, guide)
+    loss.K = 2
+    with pytest.raises(NotImplementedError, match="depend on each other's draws"):
+        loss.loss(model, guide)
+
+
 @pytest.mark.parametrize("pair", [(0, 1), (3, 2), (5, 0), (6, 2)])
 def test_any_two_data_that_depend_on_each_other_are_found(pair):
     reader, read = pair
