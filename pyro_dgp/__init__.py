@@ -10,6 +10,7 @@ from pyro_dgp.gp import (
     Likelihood,
 )
 from pyro_dgp.infer import (
+    VIMCOIWELBO,
     DRegIWELBO,
     NaturalGradient,
     PartiallyCollapsedIWELBO,
@@ -21,6 +22,7 @@ from pyro_dgp.infer import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "VIMCOIWELBO",
     "DRegIWELBO",
     "GPLayer",
     "GaussianEncoder",

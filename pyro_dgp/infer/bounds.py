@@ -32,6 +32,7 @@ class Coefficients:
     :param float vi_share: :math:`\beta / (M K)`.
     :param float iw_share: :math:`(1 - \beta) / M`.
     :param float power: :math:`1 - \alpha`.
+    :param torch.Tensor signal: What the score of a draw is multiplied by; None without scores.
     """
 
     model: Tensor
@@ -39,6 +40,7 @@ class Coefficients:
     vi_share: float
     iw_share: float
     power: float = 1.0
+    signal: Tensor | None = None
 
     def guide(self, doubly: Tensor | float = 0.0) -> Tensor:
         r"""The weight of the gradient that reaches the guide.
@@ -63,7 +65,10 @@ class Coefficients:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Coefficients":
         """The coefficients of other samples or in another shape."""
-        return replace(self, model=function(self.model), weights=function(self.weights))
+        signal = None if self.signal is None else function(self.signal)
+        return replace(
+            self, model=function(self.model), weights=function(self.weights), signal=signal
+        )
 
 
 @dataclass(frozen=True)
@@ -109,6 +114,26 @@ class Bound:
             floor = torch.where(log_w == -math.inf, 0.0, torch.finfo(log_w.dtype).eps ** 2)
             model = (1 - self.beta) * log_w.softmax(0).maximum(floor)
         return Coefficients(vi_share + model, weights, vi_share, iw_share, power)
+
+    def signals(self, log_w: Tensor) -> Tensor:
+        r"""The bound less what it would be with the mean of a set's other log weights for each.
+
+        That baseline does not depend on the draw whose score it stands beside, so it costs no bias
+        and takes most of the noise. Source: Mnih and Rezende (2016), eq. 10.
+
+        :param torch.Tensor log_w: [M K, number of data], with K of at least 2.
+        :returns: [M K, number of data].
+        """
+        sets, power, K = self._sets(log_w), 1 - self.alpha, self.K
+        others = (sets.sum(1, keepdim=True) - sets) / (K - 1)
+        without = sets.new_full((len(sets), 1, *sets.shape[2:]), -math.inf)
+        before = torch.cat([without, (power * sets).logcumsumexp(1)[:, :-1]], 1)
+        after = torch.cat([without, (power * sets.flip(1)).logcumsumexp(1)[:, :-1]], 1).flip(1)
+        rest = before.logaddexp(after).logaddexp(power * others)
+        signal = (1 - self.beta) / power * ((power * sets).logsumexp(1, keepdim=True) - rest)
+        if self.beta:
+            signal = signal + self.beta * (sets.mean(1, keepdim=True) - others)
+        return signal.nan_to_num(0.0).flatten(0, 1) / self.num_particles
 
     def _sets(self, log_w: Tensor) -> Tensor:
         return log_w.reshape(self.num_particles, self.K, *log_w.shape[1:])

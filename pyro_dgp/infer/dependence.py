@@ -16,6 +16,9 @@ from pyro_dgp.infer.sites import is_drawn, log_prob, plates_of, random_sites
 
 __all__ = ["find_roles", "marked_draws"]
 
+# Discrete draws may be the same again; hardly ever so often.
+_NUM_REDRAWN = 10
+
 
 class marked_draws(Messenger):
     """Cuts the guide's draws off from what they are made of, so that dependence on each shows.
@@ -33,18 +36,21 @@ class marked_draws(Messenger):
 def find_roles(
     model_trace: Trace,
     guide_trace: Trace,
-    redrawn: Callable[[set[str]], Trace],
+    redrawn: Callable[[set[str], int], Trace],
     *,
     independent: bool,
     piwae: bool = False,
+    scored: bool = False,
 ) -> Roles:
     """The roles of all sites, by their plates and by what depends on what.
 
     :param Trace model_trace: A run without importance samples, replayed against ``guide_trace``.
     :param Trace guide_trace: A run inside :class:`marked_draws`.
-    :param redrawn: Runs the model as for ``model_trace``, but with other draws at some sites.
+    :param redrawn: Runs the model as for ``model_trace``, but with other draws at some sites, by a
+        seed.
     :param bool independent: Each datum's weight must depend on its own draws only.
     :param bool piwae: Refuse global draws that the weights depend on.
+    :param bool scored: Local draws need no reparameterisation.
     :raises NotImplementedError: If a structure has no right estimate: names the sites and the
         remedy.
     """
@@ -58,13 +64,16 @@ def find_roles(
     )
     unread = reads.draws.keys() - reads.needed() - marked
     # What no density depends on differentiably, it may depend on otherwise.
-    if unread and _other_densities_differ(model_trace, redrawn(unread), unread):
+    if unread and any(
+        _other_densities_differ(model_trace, redrawn(unread, seed), unread)
+        for seed in range(_NUM_REDRAWN)
+    ):
         unread = set()
     plated = {name for name in reads.draws if plates_of(guide_trace.nodes[name])}
     while True:
         once = marked | unread
         free = frozenset(n for n in reads.observed if not reads.by[n] & (plated - once))
-        roles = Roles.of(model_trace, guide_trace, once, free)
+        roles = Roles.of(model_trace, guide_trace, once, free, scored)
         # An unread draw whose density reads a local one has to stand in the weights with it.
         local = {name for name in reads.draws if roles.is_local(guide_trace.nodes[name])}
         beside = {name for name in unread if reads.by[name] & local}
@@ -233,7 +242,7 @@ def _refuse_coupling(model_trace: Trace, guide_trace: Trace, roles: Roles, reads
                 continue
     for name, value in reads.draws.items():
         site = guide_trace.nodes[name]
-        if roles.is_local(site):
+        if roles.is_local(site) and value.requires_grad:
             number, batch_dim = numbered(site), value.dim() - site["fn"].event_dim
             number = number.reshape(number.shape[max(0, number.dim() - batch_dim) :])
             draws.append((name, value, number.reshape(number.shape + (1,) * site["fn"].event_dim)))

@@ -1,13 +1,13 @@
 r"""Importance-weighted ELBOs for any Pyro model and guide.
 
-The two classes estimate the same bounds (:mod:`pyro_dgp.infer.bounds`) by one engine
+The classes estimate the same bounds (:mod:`pyro_dgp.infer.bounds`) by one engine
 (:mod:`pyro_dgp.infer.engine`) and differ in the gradient (:mod:`pyro_dgp.infer.estimators`).
 """
 
 from pyro_dgp.infer.engine import ImportanceWeightedELBO
-from pyro_dgp.infer.estimators import DReG, Estimator, Reparameterised
+from pyro_dgp.infer.estimators import VIMCO, DReG, Estimator, Reparameterised
 
-__all__ = ["DRegIWELBO", "PartiallyCollapsedIWELBO"]
+__all__ = ["VIMCOIWELBO", "DRegIWELBO", "PartiallyCollapsedIWELBO"]
 
 
 class PartiallyCollapsedIWELBO(ImportanceWeightedELBO):
@@ -89,3 +89,33 @@ class DRegIWELBO(ImportanceWeightedELBO):
     def estimator(self) -> Estimator:
         """How the bound is differentiated."""
         return DReG()
+
+
+class VIMCOIWELBO(ImportanceWeightedELBO):
+    r"""Importance-weighted ELBO for local latents that are not reparameterised, discrete ones for
+    instance, by their scores (VIMCO).
+
+    The value is that of :class:`PartiallyCollapsedIWELBO`, and so is the gradient as far as it
+    comes through reparameterised draws. For the others,
+    :math:`\sum_k (L - L_{-k})\, \nabla \log q(z_k)` is added, where :math:`L_{-k}` has the mean of
+    the other samples' log weights in place of the k-th: a baseline that needs no learning.
+
+    Source: Mnih and Rezende (2016). Parameters as in :class:`PartiallyCollapsedIWELBO`.
+
+    :raises ValueError: If K is 1, which leaves no other samples.
+    :raises NotImplementedError: If ``piwae`` is given.
+    """
+
+    scores = True
+
+    def __init__(self, K: int, *args, **kwargs) -> None:
+        super().__init__(K, *args, **kwargs)
+        if self.K == 1:
+            raise ValueError("K must be at least 2: the baseline comes from the other samples.")
+        if self.piwae:
+            raise NotImplementedError("piwae=True has no scores that are known; leave it out.")
+
+    @property
+    def estimator(self) -> Estimator:
+        """How the bound is differentiated."""
+        return VIMCO()

@@ -12,6 +12,7 @@ and the weights' coefficients go back to the estimator's surrogate.
 
 import math
 import warnings
+from dataclasses import replace
 from numbers import Real
 
 import torch
@@ -71,6 +72,9 @@ class ImportanceWeightedELBO(ELBO):
         self.vectorize_particles = vectorize_particles
         self._structure: Structure | None = None
         self._log_weights: Tensor | None = None
+
+    #: Whether local draws may have no gradient.
+    scores = False
 
     @property
     def estimator(self) -> Estimator:
@@ -167,7 +171,11 @@ class ImportanceWeightedELBO(ELBO):
     def _get_structure(self, model, guide, args, kwargs) -> Structure:
         piwae = self.piwae and self.num_particles > 1
         # In the logarithm of a mean of several weights, each must be a datum's own.
-        options = {"independent": (self.K > 1 and self.beta < 1) or piwae, "piwae": piwae}
+        options = {
+            "independent": (self.K > 1 and self.beta < 1) or piwae,
+            "piwae": piwae,
+            "scored": self.scores,
+        }
         if self._structure is None or not self._structure.fits(model, guide, options):
             self._structure = Structure.of(
                 model, guide, args, kwargs, self.max_plate_nesting, options
@@ -248,7 +256,10 @@ def _value(
     # L = N/B sum_n log 1/K sum_k w_nk - KL(all other sites)
     value = first.scale * bound.value(log_weights).sum() + sum(outside)
     by_set = log_weights.reshape(bound.num_particles, bound.K, *shape)
-    return value, by_set, bound.coefficients(log_weights)
+    coefficients = bound.coefficients(log_weights)
+    if first.log_scored is not None:
+        coefficients = replace(coefficients, signal=bound.signals(log_weights))
+    return value, by_set, coefficients
 
 
 class _WithGradients(torch.autograd.Function):

@@ -15,9 +15,9 @@ from pyro_dgp.infer.densities import local_log_prob, sum_within_weights, temperi
 from pyro_dgp.infer.paths import Gates, reaches
 from pyro_dgp.infer.roles import Roles
 from pyro_dgp.infer.samples import Samples, Terms
-from pyro_dgp.infer.sites import delta, same_mask
+from pyro_dgp.infer.sites import delta, is_reparameterised, same_mask
 
-__all__ = ["DReG", "Estimator", "Reparameterised", "Seen"]
+__all__ = ["VIMCO", "DReG", "Estimator", "Reparameterised", "Seen"]
 
 
 class Seen(NamedTuple):
@@ -26,11 +26,13 @@ class Seen(NamedTuple):
     :param dict values: What the model sees in place of the draws, by site.
     :param Terms log_q: The terms of log q.
     :param Terms tangents: Terms of value 0, added to log p for the sake of their gradient.
+    :param Terms scored: The terms of log q whose draws have no gradient.
     """
 
     values: dict[str, Tensor]
     log_q: Terms
     tangents: Terms
+    scored: Terms = []
 
 
 class Estimator(Protocol):
@@ -61,6 +63,24 @@ class Reparameterised:
             reparameterised = (name for name, s in sites.items() if s["value"].requires_grad)
             copies = {name: samples.copy(name, doubly=0.0) for name in reparameterised}
         return Seen(copies, log_q, [])
+
+
+class VIMCO:
+    r"""Scores of local draws that have no gradient, with a baseline from the other samples.
+
+    .. math::
+        \sum_k \big(L - L_{-k}\big)\, \nabla \log q(z_k) + \sum_k \tilde w_k\, d \log w_k,
+
+    where :math:`L_{-k}` is the bound with the mean of the other log weights in place of
+    :math:`\log w_k`, and the first sum has the draws that are not reparameterised.
+
+    Source: Mnih and Rezende (2016).
+    """
+
+    def __call__(self, samples: Samples) -> Seen:
+        seen = Reparameterised()(samples)
+        terms = zip(samples.sites.values(), seen.log_q, strict=True)
+        return seen._replace(scored=[term for s, term in terms if not is_reparameterised(s)])
 
 
 class DReG:

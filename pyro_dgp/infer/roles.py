@@ -8,7 +8,13 @@ from enum import Enum
 from pyro.distributions import Unit
 from pyro.poutine import Trace
 
-from pyro_dgp.infer.sites import SAMPLES, max_plate_nesting, plates_of, random_sites
+from pyro_dgp.infer.sites import (
+    SAMPLES,
+    is_reparameterised,
+    max_plate_nesting,
+    plates_of,
+    random_sites,
+)
 
 __all__ = ["Role", "Roles", "check_sites"]
 
@@ -35,6 +41,7 @@ class Roles:
     :param frozenset once: Latent sites that would be local by their plates, but are drawn once:
         those marked with ``infer={"shared": True}`` and those whose draw no observation reads.
     :param frozenset free: Observed sites that read no local draw, which may stand in any plates.
+    :param bool scored: Local sites need no reparameterisation.
     :param frozenset averaged: Latent sites that are not local, but of which each of M estimates
         needs a draw of its own: something depends on it.
     """
@@ -44,6 +51,7 @@ class Roles:
     nesting: int
     once: frozenset[str] = frozenset()
     free: frozenset[str] = frozenset()
+    scored: bool = False
     averaged: frozenset[str] = frozenset()
     #: The plates' frames of all sites when last looked at.
     _places: dict = field(default_factory=dict, compare=False, repr=False)
@@ -55,26 +63,31 @@ class Roles:
         guide_trace: Trace,
         once: frozenset[str] = frozenset(),
         free: frozenset[str] = frozenset(),
+        scored: bool = False,
     ) -> "Roles":
         """Finds the weight plates from traces and refuses structures that have none.
 
         :param once: See above.
         :param free: See above.
+        :param scored: See above.
         :raises NotImplementedError: If the plates of observed and local sites have none in common,
-            a plate inside the weights subsamples, or model and guide put a site into different
-            plates; see also :func:`check_sites`.
+            a plate inside the weights subsamples, model and guide put a site into different plates,
+            or a guide site is not reparameterised; see also :func:`check_sites`.
         """
         model_sites, guide_sites = random_sites(model_trace), random_sites(guide_trace)
         observed, latent = check_sites(model_sites, guide_sites)
         nesting = max_plate_nesting((model_trace, guide_trace))
         plates = {name: frozenset(plates_of(s)) for name, s in {**observed, **latent}.items()}
         if not any(plates.values()):
-            return cls(frozenset(), bool(latent.keys() - once), nesting, once, free)
+            found = cls(frozenset(), bool(latent.keys() - once), nesting, once, free, scored)
+            found._check_reparameterised(guide_sites)
+            return found
         latent_plates = {name: plates[name] for name in latent if name not in once}
         common = _common_plates(
             {name: plates[name] for name in observed.keys() - free or observed}, latent_plates
         )
-        found = cls(common, False, nesting, once, free)
+        found = cls(common, False, nesting, once, free, scored)
+        found._check_reparameterised(guide_sites)
         for name in latent.keys() & model_sites.keys():
             found._check_places(name, model_sites[name], guide_sites[name])
         for name, site in {**observed, **latent}.items():
@@ -100,7 +113,7 @@ class Roles:
             for name, site in random_sites(trace).items()
         }
         if places != self._places:
-            found = Roles.of(model_trace, guide_trace, self.once, self.free)
+            found = Roles.of(model_trace, guide_trace, self.once, self.free, self.scored)
             if (found.plates, found.joint) != (self.plates, self.joint):
                 return False
             self._places.clear()
@@ -147,6 +160,21 @@ class Roles:
                 "go through the plate in one order."
             )
 
+    def _check_reparameterised(self, guide_sites: dict[str, dict]) -> None:
+        for name, site in guide_sites.items():
+            if is_reparameterised(site):
+                continue
+            local, remedy = self.is_local(site), "use a distribution with rsample"
+            if isinstance(site["fn"], Unit):
+                local = False
+                remedy = "pass has_rsample=True to pyro.factor if all draws that it reads are"
+            if not (local and self.scored):
+                raise NotImplementedError(
+                    f"The guide's site '{name}' ({type(site['fn']).__name__}) is not "
+                    f"reparameterised; {remedy}, or use "
+                    f"{'VIMCOIWELBO' if local else 'TraceGraph_ELBO'}."
+                )
+
     def _check_subsampling(self, name: str, site: dict) -> None:
         for frame in plates_of(site).values() if self.is_local(site) else ():
             if frame.name not in self.plates and _subsamples(frame):
@@ -172,8 +200,7 @@ def check_sites(
     """The observed sites and the latent ones by name, those that only the guide has among them.
 
     :raises ValueError: If no site is observed or a latent site is missing in the guide.
-    :raises NotImplementedError: If a site is enumerated, an observed site stands in the guide, or a
-        guide site is not reparameterised.
+    :raises NotImplementedError: If a site is enumerated, or an observed site stands in the guide.
     """
     for name, site in [*model_sites.items(), *guide_sites.items()]:
         if site["infer"].get("enumerate"):
@@ -190,21 +217,12 @@ def check_sites(
         raise ValueError(
             f"The model's latent site '{missing[0]}' is missing in the guide: sample it there."
         )
-    for name, site in guide_sites.items():
+    for name in guide_sites:
         if name in observed:
             raise NotImplementedError(
                 f"The model's observed site '{name}' stands in the guide too, so its density "
                 "would cancel. Hide it from the guide (poutine.block), as after "
                 "poutine.condition, or sample it in the model."
-            )
-        is_factor = isinstance(site["fn"], Unit)
-        if not site["fn"].has_rsample and (is_factor or not site["is_observed"]):
-            remedy = "use a distribution with rsample"
-            if is_factor:
-                remedy = "pass has_rsample=True to pyro.factor if all draws that it reads are"
-            raise NotImplementedError(
-                f"The guide's site '{name}' ({type(site['fn']).__name__}) is not "
-                f"reparameterised; {remedy}, or use TraceGraph_ELBO."
             )
     return observed, latent | {n: s for n, s in guide_sites.items() if n not in model_sites}
 

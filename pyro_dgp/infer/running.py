@@ -73,7 +73,7 @@ class Runs:
 
         sites = roles.local(model_trace)
         log_p = [(roles.group(s), local_log_prob(s, s["value"], roles)) for s in sites.values()]
-        samples.set_densities(log_p + seen.tangents, seen.log_q)
+        samples.set_densities(log_p + seen.tangents, seen.log_q, seen.scored)
         samples.scale = roles.scale(next(iter(sites.values()))) if sites else 1.0
         samples.outside = torch.zeros(())
         if key not in self.others:

@@ -110,6 +110,8 @@ class Samples:
     :param slice rows: Which of the samples.
     :param torch.Tensor log_p: [samples, number of data], the model's part of log w.
     :param torch.Tensor log_q: [samples, number of data], the guide's part.
+    :param torch.Tensor log_scored: That part of log q whose draws have no gradient; None if all
+        have.
     :param torch.Tensor outside: The bound's part outside the logarithms, 0 where another run's
         draws of these sites are used.
     :param float scale: N/B.
@@ -117,6 +119,7 @@ class Samples:
 
     log_p: Tensor
     log_q: Tensor
+    log_scored: Tensor | None
     outside: Tensor
     scale: float
 
@@ -137,26 +140,27 @@ class Samples:
         weighed = _Site(name, group, event_dim, doubly, shown_elements(site), hidden_is_unused)
         return weighted_copy(site["value"], partial(self.path_weights.weigh, weighed))
 
-    def set_densities(self, log_p: Terms, log_q: Terms) -> None:
+    def set_densities(self, log_p: Terms, log_q: Terms, scored: Terms) -> None:
         """Sums the terms by group; the groups' data stand side by side."""
-        num_samples = self.rows.stop - self.rows.start
-        sums: list[dict[tuple, Tensor]] = [{}, {}]
-        for total, terms in zip(sums, (log_p, log_q), strict=True):
+        num_samples, lists = self.rows.stop - self.rows.start, (log_p, log_q, scored)
+        sums: list[dict[tuple, Tensor]] = [{} for _ in lists]
+        for total, terms in zip(sums, lists, strict=True):
             for group, term in terms:
                 term = term.reshape((1,) * (1 + self.roles.nesting - term.dim()) + term.shape)
                 total[group] = total[group] + term if group in total else term
-        pieces: tuple[list[Tensor], list[Tensor]] = ([], [])
+        pieces: list[list[Tensor]] = [[] for _ in lists]
         self.path_weights.columns, stop = {}, 0
         for group in sums[0] | sums[1]:
-            p, q = (total.get(group) for total in sums)
-            p, q = q.new_zeros(()) if p is None else p, p.new_zeros(()) if q is None else q
-            shape = torch.broadcast_shapes(p.shape, q.shape)[1:]
+            some = next(total[group] for total in sums if group in total)
+            parts = [total.get(group, some.new_zeros(())) for total in sums]
+            shape = torch.broadcast_shapes(*(part.shape for part in parts))[1:]
             start, stop = stop, stop + shape.numel()
             self.path_weights.columns[group] = slice(start, stop), shape
-            for piece, x in zip(pieces, (p, q), strict=True):
-                piece.append(x.expand(num_samples, *shape).reshape(num_samples, -1))
+            for piece, part in zip(pieces, parts, strict=True):
+                piece.append(part.expand(num_samples, *shape).reshape(num_samples, -1))
         empty = torch.zeros(num_samples, 0)
-        self.log_p, self.log_q = (torch.cat(piece or [empty], 1) for piece in pieces)
+        self.log_p, self.log_q, log_scored = (torch.cat(piece or [empty], 1) for piece in pieces)
+        self.log_scored = log_scored if scored else None
 
     @property
     def columns(self) -> dict[tuple, tuple[slice, torch.Size]]:
@@ -172,10 +176,10 @@ class Samples:
         """A scalar with the bound's gradient, as far as it comes through these samples."""
         coefficients = self.path_weights.coefficients = coefficients.map(lambda x: x[self.rows])
         local: Tensor | float = 0.0
-        for weight, log_density in (
-            (coefficients.model, self.log_p),
-            (-coefficients.guide(), self.log_q),
-        ):
+        terms = [(coefficients.model, self.log_p), (-coefficients.guide(), self.log_q)]
+        if self.log_scored is not None:
+            terms.append((coefficients.signal, self.log_scored))
+        for weight, log_density in terms:
             # Where a weight underflows, log w may be -inf and 0 * log w NaN.
             local = local + (weight * log_density.masked_fill(weight == 0, 0.0)).sum()
         return self.scale * local + self.outside

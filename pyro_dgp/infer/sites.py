@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 import torch
-from pyro.distributions import Delta, Independent, MaskedDistribution
+from pyro.distributions import Delta, Independent, MaskedDistribution, Unit
 from pyro.poutine import Trace
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
@@ -17,6 +17,7 @@ __all__ = [
     "is_drawn",
     "is_masked",
     "is_random",
+    "is_reparameterised",
     "log_prob",
     "max_plate_nesting",
     "plates_of",
@@ -46,6 +47,11 @@ def is_random(site: dict) -> bool:
 def is_drawn(site: dict) -> bool:
     """Whether a random site of the guide is a draw, not a point or a factor."""
     return is_random(site) and not site["is_observed"] and delta(site["fn"]) is None
+
+
+def is_reparameterised(site: dict) -> bool:
+    """Whether a guide's draw, or the draws of a factor of it, have gradients."""
+    return site["fn"].has_rsample or (site["is_observed"] and not isinstance(site["fn"], Unit))
 
 
 def delta(fn) -> Delta | None:

@@ -11,7 +11,7 @@ import torch
 from pyro.infer.util import is_validation_enabled
 from pyro.poutine import Trace
 from pyro.poutine.guide import GuideMessenger
-from pyro.util import check_model_guide_match, check_site_shape
+from pyro.util import check_model_guide_match, check_site_shape, set_rng_seed
 from torch import Tensor
 
 from pyro_dgp.infer.dependence import find_roles, marked_draws
@@ -64,7 +64,8 @@ class Structure:
                 set_random_state(state)
                 return poutine.trace(poutine.replay(model, trace=trace)).get_trace(*args, **kwargs)
 
-            def redrawn(names: set[str]) -> Trace:
+            def redrawn(names: set[str], seed: int) -> Trace:
+                set_rng_seed(seed)
                 values = {name: guide_trace.nodes[name]["fn"]().detach() for name in names}
                 return run_model(with_values(guide_trace, values))
 
