@@ -28,7 +28,7 @@ from pyro_dgp.infer.estimators import Estimator
 from pyro_dgp.infer.graph import leaves
 from pyro_dgp.infer.random_state import random_state, set_random_state
 from pyro_dgp.infer.roles import Roles
-from pyro_dgp.infer.running import NewStructure, Runs
+from pyro_dgp.infer.running import NewStructure, Runs, chunks
 from pyro_dgp.infer.samples import Samples, is_collision
 from pyro_dgp.infer.structure import Structure, both_traces
 
@@ -144,21 +144,9 @@ class ImportanceWeightedELBO(ELBO):
         return weight_diagnostics(self._log_weights)
 
     def _chunks(self, roles: Roles) -> list[slice]:
-        """The M K samples by runs of model and guide.
-
-        Where a set of K has draws of its own besides, a run has whole sets, or a part of one.
-        """
-        M, K = self.num_particles, self.K
-        size = min(self.chunk_size or M * K, M * K) if self.vectorize_particles else 1
-        if self._num_sets(roles) == 1:
-            starts = range(0, M * K, size)
-        elif size >= K:
-            size -= size % K
-            starts = range(0, M * K, size)
-        else:
-            starts = [m * K + start for m in range(M) for start in range(0, K, size)]
-        stops = [*starts[1:], M * K]
-        return [slice(start, stop) for start, stop in zip(starts, stops, strict=True)]
+        """The M K samples by runs of model and guide."""
+        size = (self.chunk_size or math.inf) if self.vectorize_particles else 1
+        return chunks(self._num_sets(roles), self.num_particles * self.K, size)
 
     def _num_sets(self, roles: Roles) -> int:
         """How many draws of the sites that are not local M estimates need."""

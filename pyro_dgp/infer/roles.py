@@ -91,7 +91,7 @@ class Roles:
         for name in latent.keys() & model_sites.keys():
             found._check_places(name, model_sites[name], guide_sites[name])
         for name, site in {**observed, **latent}.items():
-            found._check_subsampling(name, site)
+            _refuse_subsampling(found, name, site)
         return found
 
     def role(self, site: dict) -> Role:
@@ -175,15 +175,6 @@ class Roles:
                     f"{'VIMCOIWELBO' if local else 'TraceGraph_ELBO'}."
                 )
 
-    def _check_subsampling(self, name: str, site: dict) -> None:
-        for frame in plates_of(site).values() if self.is_local(site) else ():
-            if frame.name not in self.plates and _subsamples(frame):
-                raise NotImplementedError(
-                    f"Plate '{frame.name}' of site '{name}' subsamples inside the importance "
-                    f"weights of plate(s) {sorted(self.plates)}: a weight needs all of its data. "
-                    f"Subsample {sorted(self.plates)} instead."
-                )
-
 
 def _iteration(frame) -> int:
     # The counter goes on where a plate is gone through again.
@@ -192,6 +183,16 @@ def _iteration(frame) -> int:
 
 def _subsamples(frame) -> bool:
     return frame.full_size not in (None, frame.size)
+
+
+def _refuse_subsampling(roles: Roles, name: str, site: dict) -> None:
+    for frame in plates_of(site).values() if roles.is_local(site) else ():
+        if frame.name not in roles.plates and _subsamples(frame):
+            raise NotImplementedError(
+                f"Plate '{frame.name}' of site '{name}' subsamples inside the importance "
+                f"weights of plate(s) {sorted(roles.plates)}: a weight needs all of its data. "
+                f"Subsample {sorted(roles.plates)} instead."
+            )
 
 
 def check_sites(

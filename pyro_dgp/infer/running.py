@@ -18,11 +18,27 @@ from pyro_dgp.infer.samples import SamplePlate, Samples, is_collision
 from pyro_dgp.infer.sites import with_values
 from pyro_dgp.infer.structure import both_traces, run_guide
 
-__all__ = ["NewStructure", "Runs"]
+__all__ = ["NewStructure", "Runs", "chunks"]
 
 
 class NewStructure(Exception):
     """The sites' plates are not those of the run before."""
+
+
+def chunks(num_sets: int, num_samples: int, most: int | float) -> list[slice]:
+    """Samples by runs, each of whole sets or of a part of one.
+
+    :param int num_sets: Of equally many samples each.
+    :param int num_samples: Of all sets.
+    :param most: Samples that a run may have.
+    """
+    set_size, most = num_samples // num_sets, min(most, num_samples)
+    if most >= set_size:
+        starts = [*range(0, num_samples, most - most % set_size)]
+    else:
+        starts = [m * set_size + k for m in range(num_sets) for k in range(0, set_size, most)]
+    stops = [*starts[1:], num_samples]
+    return [slice(start, stop) for start, stop in zip(starts, stops, strict=True)]
 
 
 @dataclass
