@@ -232,7 +232,7 @@ def test_model_selection():
         ({"likelihood": "bernoulli"}, "for two classes, but y has 3"),
         (
             {"features": "forest"},
-            "features must be of 'trees', 'boosting' and scikit-learn classifiers",
+            "features must be 'auto', None, or of 'trees', 'boosting' and scikit-learn classifiers",
         ),
     ],
 )

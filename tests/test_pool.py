@@ -326,11 +326,11 @@ def test_few_rows_and_many_columns(likelihood):
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"features": "forest"}, "features must be of 'trees', 'boosting'"),
-        ({"features": 3}, "features must be of 'trees', 'boosting'"),
-        ({"features": Ridge}, "features must be of 'trees', 'boosting'"),
+        ({"features": "forest"}, "features must be 'auto', None, or of 'trees', 'boosting'"),
+        ({"features": 3}, "features must be 'auto', None, or of 'trees', 'boosting'"),
+        ({"features": Ridge}, "features must be 'auto', None, or of 'trees', 'boosting'"),
         ({"features": RandomForestClassifier()}, "scikit-learn regressors, one or several"),
-        ({"features": ("trees", None)}, "features must be of 'trees', 'boosting'"),
+        ({"features": ("trees", None)}, "features must be 'auto', None, or of 'trees', 'boosting'"),
         ({"features": ("trees", "trees")}, "names a source twice"),
         ({"lr": None}, "lr must be positive"),
         ({"likelihood": "cauchy"}, "likelihood must be one of auto"),

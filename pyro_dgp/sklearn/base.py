@@ -53,14 +53,15 @@ class LatentDGPEstimator(BaseEstimator):
     _likelihoods: tuple[str, ...]
     # Of what a pool is made.
     _pool_class: type
-    # What ``features`` may be beside names and None.
+    # What ``features`` may be beside names and None, and what "auto" is.
     _base = "regressor"
+    _auto_features: tuple[str, ...] = ("trees", "boosting")
 
     def __init__(
         self,
         *,
         likelihood="auto",
-        features=("trees", "boosting"),
+        features="auto",
         pool: bool = True,
         n_estimators: int = 1,
         num_layers: int = 2,
@@ -397,6 +398,8 @@ class LatentDGPEstimator(BaseEstimator):
         """What features come from."""
         if self.features is None:
             return ()
+        if isinstance(self.features, str) and self.features == "auto":
+            return self._auto_features
         return self.features if isinstance(self.features, tuple | list) else (self.features,)
 
     def _check_features(self) -> None:
@@ -407,8 +410,9 @@ class LatentDGPEstimator(BaseEstimator):
             )
             if not known:
                 raise ValueError(
-                    f"features must be of {', '.join(map(repr, SOURCES))} and scikit-learn "
-                    f"{self._base}s, one or several in a tuple, or None, but there is {source!r}."
+                    f"features must be 'auto', None, or of {', '.join(map(repr, SOURCES))} and "
+                    f"scikit-learn {self._base}s, one or several in a tuple, but there is "
+                    f"{source!r}."
                 )
         if len(set(names)) < len(names):
             raise ValueError(f"features={self.features!r} names a source twice.")

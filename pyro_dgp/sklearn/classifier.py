@@ -44,7 +44,8 @@ class LatentDGPClassifier(ClassifierMixin, LatentDGPEstimator):
         "bernoulli" for two classes and else "categorical".
     :param features: "trees" for mean and log standard deviation over 200 extra trees of the
         probability of each class; "boosting" for that of gradient boosting; a scikit-learn
-        classifier, for its cross-fitted probabilities; several in a tuple; None for none.
+        classifier, for its cross-fitted probabilities; several in a tuple; None for none. "auto"
+        takes "trees".
     :param bool pool: Pool as above. The weights, and an exponent of the pooled probabilities, are
         those with which classes of held-out rows are likeliest.
     :param float validation_fraction: As there; what is scored is the log loss.
@@ -56,6 +57,7 @@ class LatentDGPClassifier(ClassifierMixin, LatentDGPEstimator):
     _likelihoods = ("auto", "bernoulli", "categorical", "ordinal")
     _pool_class = ClassPool
     _base = "classifier"
+    _auto_features = ("trees",)
 
     def fit(self, X, y, sample_weight=None) -> "LatentDGPClassifier":
         """

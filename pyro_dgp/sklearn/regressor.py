@@ -64,7 +64,7 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
     :param features: Further inputs: "trees" for mean and log standard deviation over 200 extra
         trees, out of bag for training rows; "boosting" for cross-fitted predictions of gradient
         boosting; a scikit-learn regressor, for its cross-fitted predictions; several of these in a
-        tuple; None for none.
+        tuple; None for none. "auto" takes trees and boosting.
     :param bool pool: Pool the density with the trees' and the targets' own, by weights (and an
         exponent of recalibration) that are chosen on held-out rows: four folds up to 5000 rows,
         else one of a fifth of them, at most 2000. Each takes a fit of 40% of the steps. Only with
