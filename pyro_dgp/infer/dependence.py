@@ -1,7 +1,5 @@
 """Which sites depend on which draws: what that says of their roles, and what has no estimate."""
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -9,14 +7,17 @@ from pyro.poutine import Trace
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
-from pyro_dgp.infer.densities import closed_form_kl, local_log_prob
+from pyro_dgp.infer.coupling import refuse_coupling
+from pyro_dgp.infer.densities import closed_form_kl
 from pyro_dgp.infer.graph import nodes
+from pyro_dgp.infer.rerun import Rerun, equal
 from pyro_dgp.infer.roles import Roles, check_sites
 from pyro_dgp.infer.sites import is_drawn, log_prob, plates_of, random_sites
 
 __all__ = ["find_roles", "marked_draws"]
 
-# Discrete draws may be the same again; hardly ever so often.
+# Discrete draws may be the same again, hardly ever so often; and what a density reads of a draw may
+# lie behind a threshold.
 _NUM_REDRAWN = 10
 
 
@@ -36,7 +37,7 @@ class marked_draws(Messenger):
 def find_roles(
     model_trace: Trace,
     guide_trace: Trace,
-    redrawn: Callable[[set[str], int], Trace],
+    rerun: Rerun,
     *,
     independent: bool,
     piwae: bool = False,
@@ -46,8 +47,7 @@ def find_roles(
 
     :param Trace model_trace: A run without importance samples, replayed against ``guide_trace``.
     :param Trace guide_trace: A run inside :class:`marked_draws`.
-    :param redrawn: Runs the model as for ``model_trace``, but with other draws at some sites, by a
-        seed.
+    :param Rerun rerun: For further runs.
     :param bool independent: Each datum's weight must depend on its own draws only.
     :param bool piwae: Refuse global draws that the weights depend on.
     :param bool scored: Local draws need no reparameterisation.
@@ -65,8 +65,7 @@ def find_roles(
     unread = reads.draws.keys() - reads.needed() - marked
     # What no density depends on differentiably, it may depend on otherwise.
     if unread and any(
-        _other_densities_differ(model_trace, redrawn(unread, seed), unread)
-        for seed in range(_NUM_REDRAWN)
+        _reads_anyhow(model_trace, guide_trace, rerun, unread, seed) for seed in range(_NUM_REDRAWN)
     ):
         unread = set()
     plated = {name for name in reads.draws if plates_of(guide_trace.nodes[name])}
@@ -84,7 +83,7 @@ def find_roles(
     _refuse_joint_draws(guide_trace, roles, reads)
     _refuse_reading(model_trace, guide_trace, roles, reads, piwae)
     if independent:
-        _refuse_coupling(model_trace, guide_trace, roles, reads)
+        refuse_coupling(model_trace, guide_trace, roles, reads.draws, rerun)
     averaged = {
         name
         for name in reads.draws
@@ -155,16 +154,20 @@ def _arguments(fn) -> list[Tensor]:
     return [x for x in vars(fn).values() if isinstance(x, Tensor)]
 
 
-def _other_densities_differ(one: Trace, other: Trace, names: set[str]) -> bool:
-    """Whether two runs of the model differ at other sites than these."""
-    a, b = random_sites(one), random_sites(other)
-    if a.keys() != b.keys():
+def _reads_anyhow(
+    model_trace: Trace, guide_trace: Trace, rerun: Rerun, names: set[str], seed: int
+) -> bool:
+    """Whether the model's densities at other sites are not the same with other draws at these."""
+    others = rerun.others(guide_trace, seed)
+    try:
+        again, _ = rerun.with_draws({name: others[name] for name in names & others.keys()})
+    except (RuntimeError, ValueError):  # that a value does not fit has been read off it
         return True
-    for name in a.keys() - names:
-        x, y = (log_prob(site, site["value"]) for site in (a[name], b[name]))
-        if x.shape != y.shape or not torch.allclose(x, y, rtol=0, atol=0, equal_nan=True):
-            return True
-    return False
+    a, b = random_sites(model_trace), random_sites(again)
+    return a.keys() != b.keys() or any(
+        not equal(log_prob(a[name], a[name]["value"]), log_prob(b[name], b[name]["value"]))
+        for name in a.keys() - names
+    )
 
 
 def _has_kl(name: str, model_trace: Trace, guide_trace: Trace) -> bool:
@@ -211,61 +214,3 @@ def _refuse_reading(
                 f"'{min(read - local_draws)}', whose gradient would follow neither of PIWAE's two "
                 "bounds; leave out piwae=True, or make the global latent a parameter."
             )
-
-
-def _refuse_coupling(model_trace: Trace, guide_trace: Trace, roles: Roles, reads: _Reads) -> None:
-    """Refuses densities of one datum that read draws of another one, which has its own K.
-
-    All data are numbered. Two of them differ in a bit of their numbers, so the derivatives of all
-    densities whose number has a bit by draws whose number has it not show every dependence.
-    """
-    numbers: dict[tuple, Tensor] = {}
-    total = 0
-
-    def numbered(site: dict) -> Tensor:
-        """The data's numbers, in the shape of a local site's plates."""
-        nonlocal total
-        group, sizes = roles.group(site), roles.weight_dims(site)
-        if group not in numbers:
-            shape = [sizes.get(-d, 1) for d in range(roles.nesting, 0, -1)]
-            size = math.prod(shape)
-            numbers[group] = torch.arange(total, total + size).reshape(shape)
-            total += size
-        return numbers[group]
-
-    terms, draws = [], []
-    for trace in (model_trace, guide_trace):
-        for name, site in roles.local(trace).items():
-            try:
-                terms.append((name, local_log_prob(site, site["value"], roles), numbered(site)))
-            except (KeyError, NotImplementedError):  # a flow that knows its own draws only
-                continue
-    for name, value in reads.draws.items():
-        site = guide_trace.nodes[name]
-        if roles.is_local(site) and value.requires_grad:
-            number, batch_dim = numbered(site), value.dim() - site["fn"].event_dim
-            number = number.reshape(number.shape[max(0, number.dim() - batch_dim) :])
-            draws.append((name, value, number.reshape(number.shape + (1,) * site["fn"].event_dim)))
-    terms = [(name, term, number) for name, term, number in terms if term.requires_grad]
-    if not terms or not draws:
-        return
-    for bit in range(max(0, total - 1).bit_length()):
-        for side in (0, 1):
-            chosen = sum(
-                term.where((number >> bit & 1 == side).to(term.device), 0.0).sum()
-                for _, term, number in terms
-            )
-            gradients = torch.autograd.grad(
-                chosen, [value for _, value, _ in draws], retain_graph=True, allow_unused=True
-            )
-            for (name, _, number), gradient in zip(draws, gradients, strict=True):
-                if gradient is None:
-                    continue
-                other = (number >> bit & 1 != side).to(gradient.device)
-                if bool((other & (gradient != 0) & gradient.isfinite()).any()):
-                    raise NotImplementedError(
-                        f"Data in the plate(s) {sorted(roles.plates)} depend on each other's draws "
-                        f"of the local latent site '{name}' (by a cumulative sum or batch "
-                        "normalisation, for instance), so that no datum has a weight of its own. "
-                        "Use K=1, or draw the site outside of these plates."
-                    )

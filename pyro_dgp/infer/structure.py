@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pyro_dgp.infer.dependence import find_roles, marked_draws
 from pyro_dgp.infer.random_state import random_state, set_random_state, untouched_random_state
+from pyro_dgp.infer.rerun import Rerun
 from pyro_dgp.infer.roles import Roles
 from pyro_dgp.infer.sites import is_drawn, log_prob, random_sites, with_values
 
@@ -55,7 +56,13 @@ class Structure:
         :param dict options: Of :func:`~pyro_dgp.infer.dependence.find_roles`.
         """
         # A new loss must not change the draws of a training that goes on.
-        with poutine.block(), torch.enable_grad(), untouched_random_state():
+        with (
+            poutine.block(),
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            untouched_random_state(),
+        ):
+            before = random_state()
             with marked_draws():
                 guide_trace = run_guide(guide, guide, args, kwargs)
             state = random_state()
@@ -64,14 +71,22 @@ class Structure:
                 set_random_state(state)
                 return poutine.trace(poutine.replay(model, trace=trace)).get_trace(*args, **kwargs)
 
-            def redrawn(names: set[str], seed: int) -> Trace:
+            @torch.no_grad()
+            def with_draws(values: dict[str, Tensor]) -> tuple[Trace, Trace]:
+                set_random_state(before)
+                trace = with_values(guide_trace, values)
+                trace = run_guide(guide, poutine.replay(guide, trace=trace), args, kwargs)
+                return run_model(trace), trace
+
+            @torch.no_grad()
+            def other_draws(seed: int) -> Trace:
                 set_rng_seed(seed)
-                values = {name: guide_trace.nodes[name]["fn"]().detach() for name in names}
-                return run_model(with_values(guide_trace, values))
+                return run_guide(guide, guide, args, kwargs)
 
             model_trace = run_model(guide_trace)
             _check_shapes(model_trace, guide_trace)
-            roles = find_roles(model_trace, guide_trace, redrawn, **options)
+            again = Rerun(with_draws, other_draws)
+            roles = find_roles(model_trace, guide_trace, again, **options)
         if max_plate_nesting < roles.nesting:
             raise ValueError(
                 f"max_plate_nesting is {max_plate_nesting}, but the plates of the model and "

@@ -1,0 +1,148 @@
+"""Whether each datum's weight depends on its own draws only."""
+
+import math
+
+import torch
+from pyro.poutine import Trace
+from torch import Tensor
+
+from pyro_dgp.infer.densities import local_log_prob
+from pyro_dgp.infer.rerun import Rerun, differs, equal
+from pyro_dgp.infer.roles import Roles
+
+__all__ = ["refuse_coupling"]
+
+
+def refuse_coupling(
+    model_trace: Trace, guide_trace: Trace, roles: Roles, draws: dict[str, Tensor], rerun: Rerun
+) -> None:
+    """Refuses densities of one datum that read draws of another one, which has its own K.
+
+    All data are numbered, and two of them differ in a bit of their numbers. So every dependence
+    shows where the draws of all data that have a bit are exchanged, or of all that have it not, and
+    densities of others change. Where runs cannot be repeated, derivatives have to do.
+
+    :raises NotImplementedError: Names the plates and a site.
+    """
+    numbers = _Numbers(roles)
+    sites = {n: s for n, s in roles.local(guide_trace).items() if n in draws}
+    own = {name: (site["value"].detach(), numbers.of_draw(site)) for name, site in sites.items()}
+    base = _local_densities(rerun.with_draws({}), roles)
+    again = _local_densities(rerun.with_draws({}), roles)
+    num_bits = numbers.num_bits(model_trace, guide_trace)
+    if not sites or not num_bits:
+        return
+    if any(not equal(x, again[key]) for key, x in base.items()):
+        return _refuse_derivatives(model_trace, guide_trace, roles, draws, numbers, num_bits)
+    for seed in (0, 1):
+        others = rerun.others(guide_trace, seed)
+        for bit in range(num_bits):
+            for side in (0, 1):
+                values = {
+                    name: torch.where(_has(number, bit, side, value), others[name], value)
+                    for name, (value, number) in own.items()
+                    if name in others
+                }
+                try:
+                    found = _local_densities(rerun.with_draws(values), roles)
+                except (RuntimeError, ValueError):  # a value that the model does not take
+                    continue
+                for key, x in base.items():
+                    number = numbers.of(roles, (model_trace, guide_trace)[key[0]].nodes[key[1]])
+                    changed = differs(x, found[key]) if key in found else torch.zeros(())
+                    if bool((changed & _has(number, bit, 1 - side, x)).any()):
+                        raise _coupled(roles, key[1])
+
+
+def _has(number: Tensor, bit: int, side: int, like: Tensor) -> Tensor:
+    """Whether the bit of a number is the side."""
+    return (number >> bit & 1 == side).to(like.device)
+
+
+def _coupled(roles: Roles, name: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"Data in the plate(s) {sorted(roles.plates)} depend on each other's draws at the site "
+        f"'{name}' (by a cumulative sum or batch normalisation, for instance), so that no datum "
+        "has a weight of its own. Use K=1, or draw the local latents outside of these plates."
+    )
+
+
+class _Numbers:
+    """Numbers for all data, those of sequential plates among them."""
+
+    def __init__(self, roles: Roles) -> None:
+        self.roles = roles
+        self.by_group: dict[tuple, Tensor] = {}
+        self.total = 0
+
+    def of(self, roles: Roles, site: dict) -> Tensor:
+        """In the shape of a local site's plates."""
+        group, sizes = roles.group(site), roles.weight_dims(site)
+        if group not in self.by_group:
+            shape = [sizes.get(-d, 1) for d in range(roles.nesting, 0, -1)]
+            size = math.prod(shape)
+            self.by_group[group] = torch.arange(self.total, self.total + size).reshape(shape)
+            self.total += size
+        return self.by_group[group]
+
+    def of_draw(self, site: dict) -> Tensor:
+        """In a shape that broadcasts with the draw."""
+        number, event_dim = self.of(self.roles, site), site["fn"].event_dim
+        batch_dim = site["value"].dim() - event_dim
+        number = number.reshape(number.shape[max(0, number.dim() - batch_dim) :])
+        return number.reshape(number.shape + (1,) * event_dim)
+
+    def num_bits(self, *traces: Trace) -> int:
+        for trace in traces:
+            for site in self.roles.local(trace).values():
+                self.of(self.roles, site)
+        return max(0, self.total - 1).bit_length()
+
+
+def _local_densities(traces: tuple[Trace, Trace], roles: Roles) -> dict[tuple[int, str], Tensor]:
+    """Of the model's and the guide's local sites, what is within a weight summed."""
+    found = {}
+    for i, trace in enumerate(traces):
+        for name, site in roles.local(trace).items():
+            try:
+                found[i, name] = local_log_prob(site, site["value"], roles)
+            except (KeyError, NotImplementedError):  # a flow that knows its own draws only
+                continue
+    return found
+
+
+def _refuse_derivatives(
+    model_trace: Trace,
+    guide_trace: Trace,
+    roles: Roles,
+    draws: dict[str, Tensor],
+    numbers: _Numbers,
+    num_bits: int,
+) -> None:
+    terms = [
+        (term, numbers.of(roles, (model_trace, guide_trace)[i].nodes[name]))
+        for (i, name), term in _local_densities((model_trace, guide_trace), roles).items()
+        if term.requires_grad
+    ]
+    names = [
+        name
+        for name, value in draws.items()
+        if value.requires_grad and roles.is_local(guide_trace.nodes[name])
+    ]
+    if not terms or not names:
+        return
+    for bit in range(num_bits):
+        for side in (0, 1):
+            chosen = sum(term.where(_has(n, bit, side, term), 0.0).sum() for term, n in terms)
+            try:
+                gradients = torch.autograd.grad(
+                    chosen, [draws[n] for n in names], retain_graph=True, allow_unused=True
+                )
+            except RuntimeError:  # a graph that cannot be gone through twice
+                return
+            for name, gradient in zip(names, gradients, strict=True):
+                if gradient is None:
+                    continue
+                other = _has(numbers.of_draw(guide_trace.nodes[name]), bit, 1 - side, gradient)
+                if bool((other & (gradient != 0) & gradient.isfinite()).any()):
+                    raise _coupled(roles, name)

@@ -1,0 +1,63 @@
+"""A model and guide once more, with the same random numbers and other draws."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from pyro.poutine import Trace
+from torch import Tensor
+from torch.distributions import constraints
+
+from pyro_dgp.infer.sites import is_drawn, random_sites
+
+__all__ = ["Rerun", "differs", "equal"]
+
+# How much further away every other draw lies than the guide has it.
+_WIDER = 4.0
+# Rounding, relative to a density, where a row's may depend on how many others there are.
+_ROUNDING = 1e-6
+
+
+class Rerun(NamedTuple):
+    """Runs of the model and guide that has been looked at, with the same random numbers.
+
+    :param with_draws: Traces of both with other values at some sites.
+    :param other_draws: A run of the guide by a seed.
+    """
+
+    with_draws: Callable[[dict[str, Tensor]], tuple[Trace, Trace]]
+    other_draws: Callable[[int], Trace]
+
+    def others(self, guide_trace: Trace, seed: int) -> dict[str, Tensor]:
+        """Other draws, every other time further away."""
+        fresh, values = random_sites(self.other_draws(seed)), {}
+        for name, site in random_sites(guide_trace).items():
+            if not is_drawn(site) or name not in fresh:
+                continue
+            value, other = site["value"].detach(), fresh[name]["value"].detach()
+            if value.shape != other.shape:
+                continue
+            if seed % 2 and _is_real(site["fn"]):
+                other = value + _WIDER * (other - value)
+            values[name] = other
+        return values
+
+
+def _is_real(fn) -> bool:
+    try:
+        support = fn.support
+    except NotImplementedError:
+        return False
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    return support in (constraints.real, constraints.real_vector)
+
+
+def equal(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and not bool(differs(one, other).any())
+
+
+def differs(one: Tensor, other: Tensor) -> Tensor:
+    """Where two densities differ by more than rounding."""
+    counts = one.isfinite() | other.isfinite()
+    return counts & ~torch.isclose(one, other, rtol=_ROUNDING, atol=_ROUNDING)
