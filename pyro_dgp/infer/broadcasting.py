@@ -9,30 +9,43 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
 from pyro_dgp.infer.densities import local_log_prob
-from pyro_dgp.infer.random_state import untouched_random_state
+from pyro_dgp.infer.random_state import random_state, same_random_state, untouched_random_state
 from pyro_dgp.infer.roles import Roles
 from pyro_dgp.infer.samples import SamplePlate
-from pyro_dgp.infer.sites import is_drawn, log_prob, random_sites, with_values
+from pyro_dgp.infer.sites import is_drawn, log_prob, random_sites, with_values, without_points
 from pyro_dgp.infer.structure import both_traces, run_guide
 
-__all__ = ["refuse_wrong_broadcasting"]
+__all__ = ["UNKNOWN", "wrong_broadcasting", "wrongly_broadcast"]
 
 # Rounding is less, and a dimension that is taken for another one makes more.
 _TOLERANCE = 0.01
+#: Where densities are random, or change from run to run.
+UNKNOWN = ""
+
+Densities = dict[tuple[int, str], Tensor]
+
+
+def wrong_broadcasting(name: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"The density of site '{name}' differs where samples stand in a dimension to the left of "
+        "the plates, so the model or the guide does not broadcast over it (a sum or an index "
+        "counts dimensions from the left, or drops one of them). Keep the plates' dimensions, or "
+        "pass vectorize_particles=False."
+    )
 
 
 @torch.no_grad()
-def refuse_wrong_broadcasting(
-    model: Callable, guide: Callable, args: tuple, kwargs: dict, roles: Roles
-) -> None:
-    """Evaluates one draw by itself and twice side by side, and compares.
+def wrongly_broadcast(
+    model: Callable, guide: Callable, args: tuple, kwargs: dict, roles: Roles, num_sets: int = 1
+) -> str | None:
+    """Evaluates two samples one after the other and side by side, and compares.
 
-    Where densities are random (dropout), or a run fails, nothing is said.
-
-    :raises NotImplementedError: If densities differ: names the site.
+    :param int num_sets: 2 if the samples have draws of the sites that are not local of their own.
+    :returns: A site whose density differs; None if there is none, :data:`UNKNOWN` if that cannot be
+        told.
     """
 
-    def densities(trace: Trace, handler: Callable = lambda function: function) -> dict:
+    def run(trace: Trace, handler: Callable = lambda function: function) -> Densities:
         guide_trace = run_guide(guide, handler(poutine.replay(guide, trace=trace)), args, kwargs)
         # With the minibatch, of which the guide may know nothing.
         replay = poutine.replay(poutine.replay(model, trace=trace), trace=guide_trace)
@@ -40,53 +53,57 @@ def refuse_wrong_broadcasting(
         return _densities((model_trace, guide_trace), roles)
 
     with poutine.block(), untouched_random_state():
-        model_trace, guide_trace = both_traces(model, guide, args, kwargs)
-        drawn = guide_trace.copy()
+        model_trace, one = both_traces(model, guide, args, kwargs)
+        common = one.copy()
+        for name, site in random_sites(one).items():
+            if num_sets > 1 or roles.is_local(site):
+                common.remove_node(name)
         for name, site in model_trace.nodes.items():
             if site["type"] == "sample" and site_is_subsample(site):
-                drawn.nodes[name] = site
-        del model_trace, guide_trace
-        twice = with_values(drawn, _twice(drawn, roles))
+                common.nodes[name] = one.nodes[name] = site
+        del model_trace
+        other = run_guide(guide, poutine.replay(guide, trace=common), args, kwargs)
+        for name, site in common.nodes.items():
+            other.nodes.setdefault(name, site)
+        stacked = _stacked(one, other, roles, num_sets)
+        side_by_side = with_values(without_points(one), stacked)
+        before = random_state()
+        apart = run(one), run(other)
+        again = run(one)
+        if not same_random_state(random_state(), before) or not _same(apart[0], again):
+            return UNKNOWN
         try:
-            before = torch.get_rng_state()
-            one = densities(drawn)
-            if not torch.equal(torch.get_rng_state(), before):
-                return
-            both = densities(twice, SamplePlate(roles, 2))
-        except (RuntimeError, ValueError, IndexError, TypeError):
-            return
-    for key, density in one.items():
-        if key in both and not _same(density, both[key]):
-            raise NotImplementedError(
-                f"The density of site '{key[1]}' differs where samples stand in a dimension to the "
-                "left of the plates, so the model or the guide does not broadcast over it (a sum "
-                "or an index counts dimensions from the left, or drops one of them). Keep the "
-                "plates' dimensions, or pass vectorize_particles=False."
-            )
+            together = run(side_by_side, SamplePlate(roles, 2, num_sets))
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            # In several sets it need not be; else the run that is wanted will say why.
+            return str(error) if num_sets > 1 else None
+    for key, density in together.items():
+        pair = [densities.get(key) for densities in apart]
+        if not _is_pair(density, *pair, roles.nesting):
+            return key[1]
+    return None
 
 
-def _twice(guide_trace: Trace, roles: Roles) -> dict[str, Tensor]:
-    """The local draws, twice side by side."""
+def _stacked(one: Trace, other: Trace, roles: Roles, num_sets: int) -> dict[str, Tensor]:
+    """Two draws of each site that samples have their own of, side by side."""
     values = {}
-    for name, site in roles.local(guide_trace).items():
-        if is_drawn(site):
-            value, event_dim = site["value"], site["fn"].event_dim
-            padding = roles.nesting - (value.dim() - event_dim)
-            value = value.reshape((1,) * padding + value.shape)
-            values[name] = value.expand(2, *value.shape)
+    for name, site in random_sites(one).items():
+        own = roles.is_local(site) or (num_sets > 1 and name in roles.averaged)
+        if is_drawn(site) and own:
+            pair = [trace.nodes[name]["value"] for trace in (one, other)]
+            padding = (1,) * (roles.nesting - (pair[0].dim() - site["fn"].event_dim))
+            values[name] = torch.stack([value.reshape(padding + value.shape) for value in pair])
     return values
 
 
-def _densities(traces: tuple[Trace, Trace], roles: Roles) -> dict[tuple[int, str], Tensor]:
+def _densities(traces: tuple[Trace, Trace], roles: Roles) -> Densities:
     """Of all sites; those within a weight summed."""
     found = {}
     for i, trace in enumerate(traces):
         for name, site in random_sites(trace).items():
             try:
                 if roles.is_local(site):
-                    density = local_log_prob(site, site["value"], roles)
-                    padding = (1,) * (roles.nesting - density.dim())
-                    found[i, name] = density.reshape(padding + density.shape)
+                    found[i, name] = local_log_prob(site, site["value"], roles)
                 else:
                     found[i, name] = log_prob(site, site["value"])
             except (KeyError, NotImplementedError):  # a flow that knows its own draws only
@@ -94,15 +111,26 @@ def _densities(traces: tuple[Trace, Trace], roles: Roles) -> dict[tuple[int, str
     return found
 
 
-def _same(one: Tensor, other: Tensor | None) -> bool:
-    """Whether a density is another one, or that for each of some samples."""
-    if other is None or other.dim() > one.dim() + 1:
+def _same(one: Densities, other: Densities) -> bool:
+    return one.keys() == other.keys() and all(
+        x.shape == other[key].shape and torch.allclose(x, other[key], equal_nan=True)
+        for key, x in one.items()
+    )
+
+
+def _is_pair(density: Tensor, one: Tensor | None, other: Tensor | None, nesting: int) -> bool:
+    """Whether a density is those of two samples, or one that they have in common."""
+    if one is None or other is None or one.shape != other.shape:
+        return True
+    padded = [x.reshape((1,) * (nesting - x.dim()) + x.shape) for x in (one, other)]
+    both = torch.stack(padded)
+    if density.dim() > both.dim():
         return False
-    shape = other.shape[: other.dim() - one.dim()] + one.shape
+    density = density.reshape((1,) * (both.dim() - density.dim()) + density.shape)
     try:
-        one, other = one.expand(shape), other.expand(shape)
+        density = density.expand(both.shape)
     except RuntimeError:
         return False
-    counts = one.isfinite() & other.isfinite()
-    scale = one[counts].abs().amax().clamp(min=1.0) if counts.any() else 1.0
-    return bool(((one - other)[counts].abs() <= _TOLERANCE * scale).all())
+    counts = both.isfinite() & density.isfinite()
+    scale = both[counts].abs().amax().clamp(min=1.0) if counts.any() else 1.0
+    return bool(((both - density)[counts].abs() <= _TOLERANCE * scale).all())

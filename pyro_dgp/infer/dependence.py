@@ -93,7 +93,12 @@ def find_roles(
             or not _has_kl(name, model_trace, guide_trace)
         )
     }
-    return replace(roles, averaged=frozenset(averaged))
+    hidden = {
+        (i, name): site["mask"] is False
+        for i, trace in enumerate((model_trace, guide_trace))
+        for name, site in random_sites(trace).items()
+    }
+    return replace(roles, averaged=frozenset(averaged), hidden=hidden)
 
 
 @dataclass

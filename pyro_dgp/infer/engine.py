@@ -23,7 +23,7 @@ from torch import Tensor
 
 from pyro_dgp._checks import check_integer
 from pyro_dgp.infer.bounds import Bound, Coefficients, WeightDiagnostics, weight_diagnostics
-from pyro_dgp.infer.broadcasting import refuse_wrong_broadcasting
+from pyro_dgp.infer.broadcasting import UNKNOWN, wrong_broadcasting, wrongly_broadcast
 from pyro_dgp.infer.estimators import Estimator
 from pyro_dgp.infer.graph import leaves
 from pyro_dgp.infer.random_state import random_state, set_random_state
@@ -33,6 +33,11 @@ from pyro_dgp.infer.samples import Samples, is_collision
 from pyro_dgp.infer.structure import Structure, both_traces
 
 __all__ = ["ImportanceWeightedELBO"]
+
+
+# Evaluations before which model and guide are looked at anew: at first, weights may be 0 or modules
+# be in another mode than in training.
+_LOOKS = (10, 100, 1000, 10_000)
 
 
 class ImportanceWeightedELBO(ELBO):
@@ -72,6 +77,7 @@ class ImportanceWeightedELBO(ELBO):
         self.vectorize_particles = vectorize_particles
         self._structure: Structure | None = None
         self._log_weights: Tensor | None = None
+        self._num_evaluations = 0
 
     #: Whether local draws may have no gradient.
     scores = False
@@ -104,6 +110,9 @@ class ImportanceWeightedELBO(ELBO):
         :raises NotImplementedError: If the structure of model and guide, or a guide distribution,
             is not supported; the message names the site and a way out.
         """
+        self._num_evaluations += 1
+        if self._num_evaluations in _LOOKS:
+            self._structure = None
         for _ in range(2):
             roles = self._get_structure(model, guide, args, kwargs).roles
             sets = self._num_sets(roles)
@@ -146,6 +155,8 @@ class ImportanceWeightedELBO(ELBO):
     def _chunks(self, roles: Roles) -> list[slice]:
         """The M K samples by runs of model and guide."""
         size = (self.chunk_size or math.inf) if self.vectorize_particles else 1
+        if not roles.sets_together:
+            size = min(size, self.K)
         return chunks(self._num_sets(roles), self.num_particles * self.K, size)
 
     def _num_sets(self, roles: Roles) -> int:
@@ -165,12 +176,11 @@ class ImportanceWeightedELBO(ELBO):
             "scored": self.scores,
         }
         if self._structure is None or not self._structure.fits(model, guide, options):
-            self._structure = Structure.of(
-                model, guide, args, kwargs, self.max_plate_nesting, options
-            )
-            if self.vectorize_particles and self._structure.has_local_draws:
-                refuse_wrong_broadcasting(model, guide, args, kwargs, self._structure.roles)
-            _warn_of_options_without_effect(self, self._structure)
+            found = Structure.of(model, guide, args, kwargs, self.max_plate_nesting, options)
+            if self.vectorize_particles and self.num_particles * self.K > 1:
+                found = _broadcasting(found, model, guide, args, kwargs)
+            _warn_of_options_without_effect(self, found)
+            self._structure = found
         return self._structure
 
     def __getstate__(self):
@@ -181,6 +191,19 @@ class ImportanceWeightedELBO(ELBO):
         value = loss.item()
         warn_if_nan(value, "loss")
         return value
+
+
+def _broadcasting(structure: Structure, model, guide, args, kwargs) -> Structure:
+    """Refuses what does not broadcast over samples, and finds what does not over sets of them."""
+    roles = structure.roles
+    if structure.has_local_draws:
+        name = wrongly_broadcast(model, guide, args, kwargs, roles)
+        if name not in (None, UNKNOWN):
+            raise wrong_broadcasting(name)
+    if roles.averaged:
+        name = wrongly_broadcast(model, guide, args, kwargs, roles, num_sets=2)
+        structure = replace(structure, roles=replace(roles, sets_together=name is None))
+    return structure
 
 
 def _warn_of_options_without_effect(loss: ImportanceWeightedELBO, structure: Structure) -> None:

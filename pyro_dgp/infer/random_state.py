@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from pyro.util import get_rng_state, set_rng_state
 
-__all__ = ["random_state", "set_random_state", "untouched_random_state"]
+__all__ = ["random_state", "same_random_state", "set_random_state", "untouched_random_state"]
 
 
 def random_state() -> dict:
@@ -22,6 +23,14 @@ def set_random_state(state: dict) -> None:
     set_rng_state(state)
     if "cuda" in state:
         torch.cuda.set_rng_state_all(state["cuda"][: torch.cuda.device_count()])
+
+
+def same_random_state(one: dict, other: dict) -> bool:
+    """Whether nothing has been drawn between the two."""
+    pairs = [(one["torch"], other["torch"]), *zip(one["numpy"], other["numpy"], strict=True)]
+    pairs += zip(one.get("cuda", ()), other.get("cuda", ()), strict=False)
+    same = all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in pairs)
+    return same and one["random"] == other["random"]
 
 
 @contextmanager

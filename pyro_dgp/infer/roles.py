@@ -44,6 +44,8 @@ class Roles:
     :param bool scored: Local sites need no reparameterisation.
     :param frozenset averaged: Latent sites that are not local, but of which each of M estimates
         needs a draw of its own: something depends on it.
+    :param bool sets_together: Several estimates may be drawn in one run: model and guide broadcast
+        over draws of those sites.
     """
 
     plates: frozenset[str]
@@ -53,6 +55,9 @@ class Roles:
     free: frozenset[str] = frozenset()
     scored: bool = False
     averaged: frozenset[str] = frozenset()
+    sets_together: bool = True
+    #: All sites of model (0) and guide (1) when the roles were found, and whether a mask hid them.
+    hidden: dict[tuple[int, str], bool] = field(default_factory=dict, compare=False, repr=False)
     #: The plates' frames of all sites when last looked at.
     _places: dict = field(default_factory=dict, compare=False, repr=False)
 
@@ -107,12 +112,28 @@ class Roles:
 
     def hold(self, model_trace: Trace, guide_trace: Trace) -> bool:
         """Whether these are the roles in another run, too; refuses what :meth:`of` refuses."""
-        places = {
-            (i, name): tuple(frame for frame in site["cond_indep_stack"] if frame.name != SAMPLES)
+        sites = [
+            ((i, name), site)
             for i, trace in enumerate((model_trace, guide_trace))
             for name, site in random_sites(trace).items()
+        ]
+        # What a site reads that a mask had hidden, has not been seen.
+        if any(self.hidden.get(key) and s["mask"] is not False for key, s in sites):
+            return False
+        places = {
+            key: tuple(_place(f) for f in site["cond_indep_stack"] if f.name != SAMPLES)
+            for key, site in sites
         }
         if places != self._places:
+            if max_plate_nesting((model_trace, guide_trace)) > self.nesting:
+                return False
+            # Nor how data depend on each other where there was one.
+            if any(
+                old[:3] != new[:3] and old[2] == 1
+                for key, frames in places.items()
+                for old, new in zip(self._places.get(key, ()), frames, strict=False)
+            ):
+                return False
             found = Roles.of(model_trace, guide_trace, self.once, self.free, self.scored)
             if (found.plates, found.joint) != (self.plates, self.joint):
                 return False
@@ -174,6 +195,11 @@ class Roles:
                     f"reparameterised; {remedy}, or use "
                     f"{'VIMCOIWELBO' if local else 'TraceGraph_ELBO'}."
                 )
+
+
+def _place(frame) -> tuple:
+    iteration = None if frame.vectorized else _iteration(frame)
+    return frame.name, frame.dim, frame.size, frame.full_size, iteration
 
 
 def _iteration(frame) -> int:

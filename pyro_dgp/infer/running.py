@@ -15,10 +15,17 @@ from pyro_dgp.infer.paths import Gates
 from pyro_dgp.infer.random_state import untouched_random_state
 from pyro_dgp.infer.roles import Roles
 from pyro_dgp.infer.samples import SamplePlate, Samples, is_collision
-from pyro_dgp.infer.sites import with_values
+from pyro_dgp.infer.sites import max_plate_nesting, with_values
 from pyro_dgp.infer.structure import both_traces, run_guide
 
 __all__ = ["NewStructure", "Runs", "chunks"]
+
+
+_NOT_OF_BROADCASTING = (
+    NotImplementedError,
+    torch.cuda.OutOfMemoryError,
+    torch.linalg.LinAlgError,
+)
 
 
 class NewStructure(Exception):
@@ -120,14 +127,16 @@ class Runs:
         try:
             yield
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            known = isinstance(error, NotImplementedError | torch.cuda.OutOfMemoryError)
+            known = isinstance(error, _NOT_OF_BROADCASTING)
             if known or not self.vectorized or is_collision(error):
                 raise
             try:
                 with poutine.block(), torch.no_grad(), untouched_random_state():
-                    both_traces(self.model, self.guide, self.args, self.kwargs)
+                    traces = both_traces(self.model, self.guide, self.args, self.kwargs)
             except Exception:
                 raise error from None
+            if max_plate_nesting(traces) > self.roles.nesting:
+                raise NewStructure from error
             raise RuntimeError(
                 "The model or the guide runs by itself, but not with all samples at once in a "
                 f"dimension to the left of its plates ({type(error).__name__}: {error}). Let it "

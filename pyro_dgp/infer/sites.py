@@ -25,6 +25,7 @@ __all__ = [
     "same_mask",
     "shown_elements",
     "with_values",
+    "without_points",
 ]
 
 #: Name of the plate of importance samples.
@@ -140,6 +141,15 @@ def with_values(trace: Trace, values: dict[str, Tensor]) -> Trace:
     new = trace.copy()
     for name, value in values.items():
         new.nodes[name] = {**trace.nodes[name], "value": value}
+    return new
+
+
+def without_points(trace: Trace) -> Trace:
+    """A guide's trace to replay against with other draws: points are made of those anew."""
+    new = trace.copy()
+    for name, site in random_sites(trace).items():
+        if not is_drawn(site):
+            new.remove_node(name)
     return new
 
 

@@ -18,7 +18,7 @@ from pyro_dgp.infer.dependence import find_roles, marked_draws
 from pyro_dgp.infer.random_state import random_state, set_random_state, untouched_random_state
 from pyro_dgp.infer.rerun import Rerun
 from pyro_dgp.infer.roles import Roles
-from pyro_dgp.infer.sites import is_drawn, log_prob, random_sites, with_values
+from pyro_dgp.infer.sites import is_drawn, log_prob, random_sites, with_values, without_points
 
 __all__ = ["Structure", "both_traces", "run_guide"]
 
@@ -74,7 +74,7 @@ class Structure:
             @torch.no_grad()
             def with_draws(values: dict[str, Tensor]) -> tuple[Trace, Trace]:
                 set_random_state(before)
-                trace = with_values(guide_trace, values)
+                trace = with_values(without_points(guide_trace), values)
                 trace = run_guide(guide, poutine.replay(guide, trace=trace), args, kwargs)
                 return run_model(trace), trace
 
