@@ -1,5 +1,7 @@
 """Kinds of models that other people's code has: the right bound, or a refusal with a remedy."""
 
+import random
+
 import numpy as np
 import pyro
 import pyro.contrib.gp as gp
@@ -7,6 +9,7 @@ import pyro.distributions as dist
 import pyro.poutine as poutine
 import pytest
 import torch
+import torch.utils.checkpoint
 from pyro.infer import Trace_ELBO, TraceMeanField_ELBO, config_enumerate
 from pyro.infer.autoguide import AutoNormal
 from pyro.infer.reparam import LocScaleReparam, TransformReparam
@@ -417,3 +420,152 @@ def test_shared_draws(estimator):
     averaged = mean_of(estimator(K=400, num_particles=25), model, guide, 40)
     assert agree(many, averaged)
     assert averaged[1] * 40**0.5 < 0.4 * many[1] * 400**0.5
+
+
+@pytest.mark.parametrize("kind", ["factor", "product", "sum"])
+@both
+def test_globals_that_do_not_broadcast(estimator, kind):
+    """Sets of samples are then drawn one after the other."""
+    X = torch.tensor([[1.0, 0.5, 0.0], [0.2, -1.0, 0.3], [0.0, 1.0, 1.0], [-0.5, 0.1, 0.4]])
+
+    def model():
+        w = pyro.sample("w", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        if kind == "factor":
+            pyro.factor("gauges", dist.Normal(w, 0.5).log_prob(torch.ones(3)).sum())
+        loc = X @ w if kind == "product" else w.sum() * torch.ones(4)
+        with pyro.plate("data", 4):
+            z = pyro.sample("z", dist.Normal(loc, 1.0))
+            pyro.sample("y", dist.Normal(z, 1.0), obs=Y)
+
+    def guide():
+        pyro.sample("w", dist.Normal(torch.full((3,), 0.3), 0.5).to_event(1))
+        with pyro.plate("data", 4):
+            pyro.sample("z", dist.Normal(0.2, 0.8))
+
+    one = mean_of(estimator(K=1), model, guide, 800)
+    assert agree(one, mean_of(Trace_ELBO(), model, guide, 800))
+    assert agree(one, mean_of(estimator(K=1, num_particles=4), model, guide, 200))
+    many = mean_of(estimator(K=20), model, guide)
+    assert agree(many, mean_of(estimator(K=20, num_particles=4), model, guide, 100))
+
+
+def coupled(weight=None, grad=True):
+    """A model whose data read each other's draws, and its guide."""
+
+    def model(*args):
+        with pyro.plate("data", 4):
+            s = pyro.sample("s", dist.Normal(0.0, 1.0))
+            with torch.set_grad_enabled(grad and torch.is_grad_enabled()):
+                others = s.cumsum(-1) - s
+            c = 1.0 if weight is None else weight[0]
+            pyro.sample("y", dist.Normal(s + c * others, 1.0), obs=Y)
+
+    def guide(*args):
+        with pyro.plate("data", 4):
+            pyro.sample("s", dist.Normal(0.0, 1.0))
+
+    return model, guide
+
+
+def test_data_that_read_each_others_draws_without_a_gradient():
+    with pytest.raises(NotImplementedError, match="depend on each other's draws"):
+        PartiallyCollapsedIWELBO(K=2).loss(*coupled(grad=False))
+
+
+def test_weights_that_are_zero_at_first():
+    """Model and guide are looked at again after some evaluations."""
+    weight = [0.0]
+    loss, (model, guide) = DRegIWELBO(K=2), coupled(weight)
+    loss.loss(model, guide)
+    weight[0] = 1.0
+    for _ in range(8):
+        loss.loss(model, guide)
+    with pytest.raises(NotImplementedError, match="depend on each other's draws"):
+        loss.loss(model, guide)
+
+
+def test_one_datum_at_first():
+    def sites(y, observe):
+        with pyro.plate("data", len(y)):
+            s = pyro.sample("s", dist.Normal(0.0, 1.0))
+            if observe:
+                pyro.sample("y", dist.Normal(s.cumsum(-1), 1.0), obs=y)
+
+    loss, model, guide = DRegIWELBO(K=2), (lambda y: sites(y, True)), (lambda y: sites(y, False))
+    loss.loss(model, guide, Y[:1])
+    with pytest.raises(NotImplementedError, match="depend on each other's draws"):
+        loss.loss(model, guide, Y)
+
+
+@pytest.mark.filterwarnings("ignore:No latent site")
+def test_a_mask_that_is_lifted():
+    def sites(seen, observe):
+        with pyro.plate("data", 4):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            if observe:
+                with poutine.mask(mask=seen):
+                    pyro.sample("y", dist.Normal(z, 1.0), obs=Y)
+
+    loss, model, guide = DRegIWELBO(K=500), (lambda s: sites(s, True)), (lambda s: sites(s, False))
+    assert loss.loss(model, guide, False) == pytest.approx(0.0, abs=1e-9)
+    evidence = dist.Normal(0.0, 2**0.5).log_prob(Y).sum().item()
+    assert -loss.loss(model, guide, True) == pytest.approx(evidence, abs=0.3)
+
+
+def test_a_plate_that_subsamples_later():
+    def sites(size, observe):
+        with pyro.plate("data", 3, dim=-1):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            if observe:
+                with pyro.plate("inside", size, subsample_size=2, dim=-2):
+                    pyro.sample("y", dist.Normal(z, 1.0), obs=torch.zeros(2, 3))
+
+    loss, model, guide = DRegIWELBO(K=2), (lambda n: sites(n, True)), (lambda n: sites(n, False))
+    loss.loss(model, guide, 2)
+    with pytest.raises(NotImplementedError, match="'inside' of site 'y' subsamples"):
+        loss.loss(model, guide, 20)
+
+
+@pytest.mark.parametrize("kind", ["python", "iterator", "generator", "counter"])
+@both
+def test_models_that_change_from_run_to_run(estimator, kind):
+    generator, rng = torch.Generator().manual_seed(0), np.random.default_rng(0)
+    count = iter(range(10**6))
+
+    def model():
+        shift = {
+            "python": lambda: random.gauss(0.0, 1.0),
+            "iterator": lambda: float(rng.normal()),
+            "generator": lambda: torch.randn((), generator=generator).item(),
+            "counter": lambda: 0.01 * next(count),
+        }[kind]()
+        with pyro.plate("data", 4):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(z + shift, 1.0), obs=Y)
+
+    def guide():
+        with pyro.plate("data", 4):
+            pyro.sample("z", dist.Normal(0.0, 1.0))
+
+    assert torch.isfinite(torch.tensor(estimator(K=5).loss(model, guide)))
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_decoders(reentrant):
+    linear = torch.nn.Linear(1, 1)
+
+    def model():
+        with pyro.plate("data", 4):
+            z = pyro.sample("z", dist.Normal(torch.zeros(1), 1.0).to_event(1))
+            loc = torch.utils.checkpoint.checkpoint(linear, z, use_reentrant=reentrant)
+            pyro.sample("y", dist.Normal(loc[..., 0], 1.0), obs=Y)
+
+    def guide():
+        loc = pyro.param("loc", torch.zeros(4, 1))
+        with pyro.plate("data", 4):
+            pyro.sample("z", dist.Normal(loc, 1.0).to_event(1))
+
+    PartiallyCollapsedIWELBO(K=5).loss_and_grads(model, guide)
+    assert pyro.param("loc").grad.abs().sum() > 0
+    assert linear.weight.grad.abs() > 0
