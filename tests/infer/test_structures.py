@@ -222,7 +222,7 @@ def test_particles_draw_globals_of_their_own(estimator, option):
     (one, sd), (many, sd_of_many) = noise(2, 1), noise(2, 16)
     assert sd_of_many / sd == pytest.approx(0.25, rel=0.35)
     assert abs(one - many) < 4.5 * sd / 150**0.5
-    assert noise(32, 1)[1] / sd > 0.4
+    assert noise(16, 1)[1] / sd > 0.4
 
 
 @pytest.mark.parametrize("kind", ["factor", "observation", "in another plate"])
