@@ -27,31 +27,43 @@ def refuse_coupling(
     numbers = _Numbers(roles)
     sites = {n: s for n, s in roles.local(guide_trace).items() if n in draws}
     own = {name: (site["value"].detach(), numbers.of_draw(site)) for name, site in sites.items()}
+    numbers.count(model_trace, guide_trace)
+    if not sites or not numbers.total_bits:
+        return
     base = _local_densities(rerun.with_draws({}), roles)
     again = _local_densities(rerun.with_draws({}), roles)
-    num_bits = numbers.num_bits(model_trace, guide_trace)
-    if not sites or not num_bits:
-        return
     if any(not equal(x, again[key]) for key, x in base.items()):
-        return _refuse_derivatives(model_trace, guide_trace, roles, draws, numbers, num_bits)
-    for seed in (0, 1):
-        others = rerun.others(guide_trace, seed)
-        for bit in range(num_bits):
-            for side in (0, 1):
-                values = {
-                    name: torch.where(_has(number, bit, side, value), others[name], value)
-                    for name, (value, number) in own.items()
-                    if name in others
-                }
-                try:
-                    found = _local_densities(rerun.with_draws(values), roles)
-                except (RuntimeError, ValueError):  # a value that the model does not take
+        return _refuse_derivatives(model_trace, guide_trace, roles, draws, numbers)
+    nodes = model_trace.nodes, guide_trace.nodes
+    number_of = {(i, name): numbers.of(roles, nodes[i][name]) for i, name in base}
+    # Far away, where what lies behind a threshold shows, too; or where the guide has its draws, if
+    # the model does not take others.
+    for seed in (1, 0):
+        try:
+            others = rerun.others(guide_trace, seed)
+            return _refuse_changes(base, number_of, own, others, roles, numbers.total_bits, rerun)
+        except (RuntimeError, ValueError) as error:
+            if isinstance(error, NotImplementedError):
+                raise
+
+
+def _refuse_changes(
+    base: dict, number_of: dict, own: dict, others: dict, roles: Roles, num_bits: int, rerun: Rerun
+) -> None:
+    for bit in range(num_bits):
+        for side in (0, 1):
+            values = {
+                name: torch.where(_has(number, bit, side, value), others[name], value)
+                for name, (value, number) in own.items()
+                if name in others
+            }
+            found = _local_densities(rerun.with_draws(values), roles)
+            for key, x in base.items():
+                if key not in found:
                     continue
-                for key, x in base.items():
-                    number = numbers.of(roles, (model_trace, guide_trace)[key[0]].nodes[key[1]])
-                    changed = differs(x, found[key]) if key in found else torch.zeros(())
-                    if bool((changed & _has(number, bit, 1 - side, x)).any()):
-                        raise _coupled(roles, key[1])
+                changed = differs(x, found[key]) & _has(number_of[key], bit, 1 - side, x)
+                if bool(changed.any()):
+                    raise _coupled(roles, key[1])
 
 
 def _has(number: Tensor, bit: int, side: int, like: Tensor) -> Tensor:
@@ -92,10 +104,13 @@ class _Numbers:
         number = number.reshape(number.shape[max(0, number.dim() - batch_dim) :])
         return number.reshape(number.shape + (1,) * event_dim)
 
-    def num_bits(self, *traces: Trace) -> int:
+    def count(self, *traces: Trace) -> None:
         for trace in traces:
             for site in self.roles.local(trace).values():
                 self.of(self.roles, site)
+
+    @property
+    def total_bits(self) -> int:
         return max(0, self.total - 1).bit_length()
 
 
@@ -117,7 +132,6 @@ def _refuse_derivatives(
     roles: Roles,
     draws: dict[str, Tensor],
     numbers: _Numbers,
-    num_bits: int,
 ) -> None:
     terms = [
         (term, numbers.of(roles, (model_trace, guide_trace)[i].nodes[name]))
@@ -131,7 +145,7 @@ def _refuse_derivatives(
     ]
     if not terms or not names:
         return
-    for bit in range(num_bits):
+    for bit in range(numbers.total_bits):
         for side in (0, 1):
             chosen = sum(term.where(_has(n, bit, side, term), 0.0).sum() for term, n in terms)
             try:

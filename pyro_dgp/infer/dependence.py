@@ -16,9 +16,9 @@ from pyro_dgp.infer.sites import is_drawn, log_prob, plates_of, random_sites
 
 __all__ = ["find_roles", "marked_draws"]
 
-# Discrete draws may be the same again, hardly ever so often; and what a density reads of a draw may
-# lie behind a threshold.
-_NUM_REDRAWN = 10
+# Runs with other draws that show what reads them, every other far away, as what is read may lie
+# behind a threshold; discrete ones (True) may be the same again.
+_NUM_REDRAWN = {False: 4, True: 10}
 
 
 class marked_draws(Messenger):
@@ -64,8 +64,10 @@ def find_roles(
     )
     unread = reads.draws.keys() - reads.needed() - marked
     # What no density depends on differentiably, it may depend on otherwise.
+    discrete = any(not reads.draws[name].is_floating_point() for name in unread)
     if unread and any(
-        _reads_anyhow(model_trace, guide_trace, rerun, unread, seed) for seed in range(_NUM_REDRAWN)
+        _reads_anyhow(model_trace, guide_trace, rerun, unread, seed)
+        for seed in range(_NUM_REDRAWN[discrete])
     ):
         unread = set()
     plated = {name for name in reads.draws if plates_of(guide_trace.nodes[name])}
