@@ -35,7 +35,7 @@ def refuse_coupling(
     if any(not equal(x, again[key]) for key, x in base.items()):
         return _refuse_derivatives(model_trace, guide_trace, roles, draws, numbers)
     nodes = model_trace.nodes, guide_trace.nodes
-    number_of = {(i, name): numbers.of(roles, nodes[i][name]) for i, name in base}
+    number_of = {(i, name): numbers.of(nodes[i][name]) for i, name in base}
     # Far away, where what lies behind a threshold shows, too; or where the guide has its draws, if
     # the model does not take others.
     for seed in (1, 0):
@@ -50,6 +50,11 @@ def refuse_coupling(
 def _refuse_changes(
     base: dict, number_of: dict, own: dict, others: dict, roles: Roles, num_bits: int, rerun: Rerun
 ) -> None:
+    """By values: densities of data whose draws stay must stay, too.
+
+    :param dict base: Densities with the own draws, by trace and site; ``number_of`` their data.
+    :param dict own: Draws, with the numbers of their data.
+    """
     for bit in range(num_bits):
         for side in (0, 1):
             values = {
@@ -87,11 +92,11 @@ class _Numbers:
         self.by_group: dict[tuple, Tensor] = {}
         self.total = 0
 
-    def of(self, roles: Roles, site: dict) -> Tensor:
+    def of(self, site: dict) -> Tensor:
         """In the shape of a local site's plates."""
-        group, sizes = roles.group(site), roles.weight_dims(site)
+        group, sizes = self.roles.group(site), self.roles.weight_dims(site)
         if group not in self.by_group:
-            shape = [sizes.get(-d, 1) for d in range(roles.nesting, 0, -1)]
+            shape = [sizes.get(-d, 1) for d in range(self.roles.nesting, 0, -1)]
             size = math.prod(shape)
             self.by_group[group] = torch.arange(self.total, self.total + size).reshape(shape)
             self.total += size
@@ -99,7 +104,7 @@ class _Numbers:
 
     def of_draw(self, site: dict) -> Tensor:
         """In a shape that broadcasts with the draw."""
-        number, event_dim = self.of(self.roles, site), site["fn"].event_dim
+        number, event_dim = self.of(site), site["fn"].event_dim
         batch_dim = site["value"].dim() - event_dim
         number = number.reshape(number.shape[max(0, number.dim() - batch_dim) :])
         return number.reshape(number.shape + (1,) * event_dim)
@@ -107,7 +112,7 @@ class _Numbers:
     def count(self, *traces: Trace) -> None:
         for trace in traces:
             for site in self.roles.local(trace).values():
-                self.of(self.roles, site)
+                self.of(site)
 
     @property
     def total_bits(self) -> int:
@@ -133,8 +138,9 @@ def _refuse_derivatives(
     draws: dict[str, Tensor],
     numbers: _Numbers,
 ) -> None:
+    """By derivatives: those of densities by draws of other data must be 0."""
     terms = [
-        (term, numbers.of(roles, (model_trace, guide_trace)[i].nodes[name]))
+        (term, numbers.of((model_trace, guide_trace)[i].nodes[name]))
         for (i, name), term in _local_densities((model_trace, guide_trace), roles).items()
         if term.requires_grad
     ]

@@ -12,7 +12,7 @@ from pyro_dgp.infer.densities import closed_form_kl
 from pyro_dgp.infer.graph import nodes
 from pyro_dgp.infer.rerun import Rerun, equal
 from pyro_dgp.infer.roles import Roles, check_sites
-from pyro_dgp.infer.sites import is_drawn, log_prob, plates_of, random_sites
+from pyro_dgp.infer.sites import is_drawn, log_prob, plates_of, random_sites, tensors_of
 
 __all__ = ["find_roles", "marked_draws"]
 
@@ -134,7 +134,7 @@ class _Reads:
                 try:
                     density = [log_prob(site, site["value"])]
                 except (KeyError, NotImplementedError):  # a flow that knows its own draws only
-                    density = _arguments(site["fn"])
+                    density = tensors_of(site["fn"])
                 by = read([site["value"], *density]) - {name}
                 found.by.setdefault(name, set()).update(by)
                 if site["is_observed"]:
@@ -152,13 +152,6 @@ class _Reads:
             needed |= new
             todo += new
         return needed
-
-
-def _arguments(fn) -> list[Tensor]:
-    """The tensors that a distribution is made of."""
-    while hasattr(fn, "base_dist"):
-        fn = fn.base_dist
-    return [x for x in vars(fn).values() if isinstance(x, Tensor)]
 
 
 def _reads_anyhow(

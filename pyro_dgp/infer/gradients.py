@@ -22,7 +22,7 @@ from torch import Tensor
 from pyro_dgp.infer.engine import ImportanceWeightedELBO
 from pyro_dgp.infer.graph import nodes
 from pyro_dgp.infer.roles import Roles
-from pyro_dgp.infer.sites import delta, is_random, random_sites
+from pyro_dgp.infer.sites import delta, is_random, random_sites, tensors_of
 
 __all__ = ["GradientDraws"]
 
@@ -114,7 +114,7 @@ class GradientDraws:
                 replay = poutine.replay(self.guide, trace=trace)
                 again = poutine.trace(replay).get_trace(*self.args, **self.kwargs)
                 sites = random_sites(again).values()
-                arguments.append([a for s in sites for a in _arguments(s["fn"])])
+                arguments.append([a for s in sites for a in tensors_of(s["fn"])])
         return any(
             not torch.equal(one, other)
             for other_run in arguments[1:]
@@ -243,10 +243,3 @@ class _Copies(Messenger):
 
 
 _ARGUMENTS = {MultivariateNormal: ("loc", "scale_tril")}
-
-
-def _arguments(fn) -> list[Tensor]:
-    """The tensors that a distribution is made of."""
-    while hasattr(fn, "base_dist"):
-        fn = fn.base_dist
-    return [x for x in vars(fn).values() if isinstance(x, Tensor)]

@@ -24,6 +24,7 @@ __all__ = [
     "random_sites",
     "same_mask",
     "shown_elements",
+    "tensors_of",
     "with_values",
     "without_points",
 ]
@@ -53,6 +54,13 @@ def is_drawn(site: dict) -> bool:
 def is_reparameterised(site: dict) -> bool:
     """Whether a guide's draw, or the draws of a factor of it, have gradients."""
     return site["fn"].has_rsample or (site["is_observed"] and not isinstance(site["fn"], Unit))
+
+
+def tensors_of(fn) -> list[Tensor]:
+    """The tensors that a distribution is made of."""
+    while hasattr(fn, "base_dist"):
+        fn = fn.base_dist
+    return [x for x in vars(fn).values() if isinstance(x, Tensor)]
 
 
 def delta(fn) -> Delta | None:

@@ -219,10 +219,10 @@ class BoostingFeatures(Features):
             early_stopping=len(X) > 2,
             **_BOOSTING,
         )
-        forests, values = [], []
+        X, forests, values = rounded_inputs(X), [], []
         for column in y.T:
             found, value = CrossFittedFeatures.fitted(
-                model, rounded_inputs(X), column[:, None], weights, seed, max_samples=_MOST_ROWS
+                model, X, column[:, None], weights, seed, max_samples=_MOST_ROWS
             )
             forests.append(Forest.of_boosting(found.estimators))
             values.append(value)
