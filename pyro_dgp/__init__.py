@@ -12,6 +12,7 @@ from pyro_dgp.gp import (
 from pyro_dgp.infer import (
     VIMCOIWELBO,
     DRegIWELBO,
+    GDRegIWELBO,
     NaturalGradient,
     PartiallyCollapsedIWELBO,
     SNRProfiler,
@@ -24,6 +25,7 @@ __version__ = "0.1.0"
 __all__ = [
     "VIMCOIWELBO",
     "DRegIWELBO",
+    "GDRegIWELBO",
     "GPLayer",
     "GaussianEncoder",
     "GaussianLikelihood",

@@ -1,6 +1,6 @@
 """How it is inferred: bounds and their gradients for any Pyro model. Knows no Gaussian process."""
 
-from pyro_dgp.infer.elbo import VIMCOIWELBO, DRegIWELBO, PartiallyCollapsedIWELBO
+from pyro_dgp.infer.elbo import VIMCOIWELBO, DRegIWELBO, GDRegIWELBO, PartiallyCollapsedIWELBO
 from pyro_dgp.infer.guard import NonFiniteError
 from pyro_dgp.infer.natural_gradient import NaturalGradient
 from pyro_dgp.infer.snr import SNRProfile, SNRProfiler
@@ -10,6 +10,7 @@ from pyro_dgp.infer.training import TrainingHistory, fit
 __all__ = [
     "VIMCOIWELBO",
     "DRegIWELBO",
+    "GDRegIWELBO",
     "NaturalGradient",
     "NonFiniteError",
     "PartiallyCollapsedIWELBO",

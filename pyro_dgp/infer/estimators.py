@@ -13,11 +13,12 @@ from torch import Tensor
 
 from pyro_dgp.infer.densities import local_log_prob, sum_within_weights, tempering
 from pyro_dgp.infer.paths import Gates, reaches
+from pyro_dgp.infer.priors import PriorPaths
 from pyro_dgp.infer.roles import Roles
 from pyro_dgp.infer.samples import Samples, Terms
 from pyro_dgp.infer.sites import delta, is_reparameterised, same_mask
 
-__all__ = ["VIMCO", "DReG", "Estimator", "Reparameterised", "Seen"]
+__all__ = ["VIMCO", "DReG", "Estimator", "GDReG", "Reparameterised", "Seen"]
 
 
 class Seen(NamedTuple):
@@ -27,12 +28,14 @@ class Seen(NamedTuple):
     :param Terms log_q: The terms of log q.
     :param Terms tangents: Terms of value 0, added to log p for the sake of their gradient.
     :param Terms scored: The terms of log q whose draws have no gradient.
+    :param PriorPaths priors: Handles the model, if its priors have another gradient.
     """
 
     values: dict[str, Tensor]
     log_q: Terms
     tangents: Terms
     scored: Terms = []
+    priors: PriorPaths | None = None
 
 
 class Estimator(Protocol):
@@ -98,6 +101,9 @@ class DReG:
     Source: Tucker et al. (2019).
     """
 
+    #: Whether priors' parameters have such a gradient, too.
+    priors = False
+
     def __call__(self, samples: Samples) -> Seen:
         if not torch.is_grad_enabled():
             return Reparameterised()(samples)
@@ -139,7 +145,17 @@ class DReG:
             tangent = slope * (copies[name] - site["value"].detach())
             tangent = sum_rightmost(tangent, site["fn"].event_dim)
             tangents.append((roles.group(site), -sum_within_weights(tangent, site, roles)))
-        return Seen(copies, log_q, tangents)
+        priors = PriorPaths(samples, copies, slopes) if self.priors else None
+        return Seen(copies, log_q, tangents, priors=priors)
+
+
+class GDReG(DReG):
+    """The generalised one: so come the gradients of priors' parameters, too.
+
+    Source: Bauer and Mnih (2021); see :mod:`pyro_dgp.infer.priors`.
+    """
+
+    priors = True
 
 
 _MIXED = (

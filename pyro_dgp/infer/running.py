@@ -90,12 +90,17 @@ class Runs:
         with self._explained():
             model = self._handled(self.model, key, size, sets)
             replay = poutine.replay(model, trace=with_values(guide_trace, seen.values))
+            replay = seen.priors(replay) if seen.priors else replay
             model_trace = poutine.trace(replay).get_trace(*self.args, **self.kwargs)
         if not roles.hold(model_trace, guide_trace):
             raise NewStructure
 
         sites = roles.local(model_trace)
-        log_p = [(roles.group(s), local_log_prob(s, s["value"], roles)) for s in sites.values()]
+        held = seen.priors.terms if seen.priors else {}
+        log_p = [
+            (roles.group(s), held[name] if name in held else local_log_prob(s, s["value"], roles))
+            for name, s in sites.items()
+        ]
         samples.set_densities(log_p + seen.tangents, seen.log_q, seen.scored)
         samples.scale = roles.scale(next(iter(sites.values()))) if sites else 1.0
         samples.outside = torch.zeros(())

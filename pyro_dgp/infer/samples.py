@@ -129,16 +129,24 @@ class Samples:
         self.sites = self.roles.local(guide_trace)
         self.path_weights = _PathWeights()
 
-    def copy(self, name: str, doubly: Tensor | float, hidden_is_unused: bool = False) -> Tensor:
+    def copy(
+        self,
+        name: str,
+        doubly: Tensor | float,
+        hidden_is_unused: bool = False,
+        value: Tensor | None = None,
+    ) -> Tensor:
         """A local draw as the densities see it: its gradient is weighed on its way here.
 
         :param doubly: See :meth:`~pyro_dgp.infer.bounds.Coefficients.guide`.
         :param bool hidden_is_unused: What the guide masks of it must have no gradient.
+        :param torch.Tensor value: The draw, if with another graph than the guide's.
         """
         site = self.sites[name]
         group, event_dim = self.roles.group(site), site["fn"].event_dim
         weighed = _Site(name, group, event_dim, doubly, shown_elements(site), hidden_is_unused)
-        return weighted_copy(site["value"], partial(self.path_weights.weigh, weighed))
+        value = site["value"] if value is None else value
+        return weighted_copy(value, partial(self.path_weights.weigh, weighed))
 
     def set_densities(self, log_p: Terms, log_q: Terms, scored: Terms) -> None:
         """Sums the terms by group; the groups' data stand side by side."""

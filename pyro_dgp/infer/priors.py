@@ -1,0 +1,167 @@
+r"""The way by which a gradient reaches the parameters of a prior, if it is to come through a draw.
+
+The ordinary gradient has the prior's score, :math:`\tilde w\, \partial_\theta \log p_\theta(z)`.
+With z = T(noise; theta), how p would have drawn it, and c = dL/dlog w, :math:`c' = \partial c /
+\partial \log w`, it has the expectation of
+
+.. math::
+    \Big( c\, \frac{\partial}{\partial z} \log \frac{q(z)}{p(z)}
+        + c'\, \frac{\partial \log w}{\partial z} \Big) \frac{\partial T}{\partial \theta}
+
+under q (:math:`c = \tilde w, c' = \tilde w - \tilde w^2` for the IWAE bound). Source: Bauer and
+Mnih (2021), eq. 10.
+"""
+
+from functools import singledispatch
+
+import pyro.distributions as dist
+import torch
+from pyro.distributions.torch_distribution import ExpandedDistribution
+from pyro.distributions.util import sum_rightmost
+from pyro.poutine.messenger import Messenger
+from torch import Tensor
+
+from pyro_dgp.infer.densities import local_log_prob, sum_within_weights, tempering
+from pyro_dgp.infer.graph import nodes
+from pyro_dgp.infer.samples import Samples
+from pyro_dgp.infer.sites import is_drawn, is_random, shown_elements, tensors_of
+
+__all__ = ["PriorPaths", "drawn_by"]
+
+
+class PriorPaths(Messenger):
+    """Handles a model so that it sees each local draw as one of its prior, too.
+
+    The draw z becomes z + T - T', where T and T' are z as the prior's sampler makes it, and the
+    gradient of T' is weighed like that of z on its way to the guide. Of the prior's density the
+    draws alone are left. So comes c' of d log w / dz, c - c' being that weight, to T; and the
+    derivative of log q(z) / p(z) is the difference of what z and T' have in it.
+
+    :param Samples samples: Drawn by the guide.
+    :param dict copies: The draws as the densities see them.
+    :param dict slopes: Derivatives of log q by its draws, parameters and other draws held fixed.
+    """
+
+    def __init__(
+        self, samples: Samples, copies: dict[str, Tensor], slopes: dict[str, Tensor]
+    ) -> None:
+        super().__init__()
+        self.samples, self.copies, self.slopes = samples, copies, slopes
+        #: What stands in place of a local site's log p.
+        self.terms: dict[str, Tensor] = {}
+        self._doors = {copy.grad_fn for copy in copies.values()}
+        self._guides = _drawn_by_their_density(samples)
+
+    def _pyro_post_sample(self, msg):
+        name, roles = msg["name"], self.samples.roles
+        if name not in self._guides or not is_random(msg) or not _is_plain(msg, roles):
+            return
+        z, copy = self.samples.sites[name]["value"].detach(), self.copies[name]
+        try:
+            path = drawn_by(msg["fn"], z)
+        except (KeyError, NotImplementedError) as error:
+            raise NotImplementedError(
+                f"The prior of the local site '{name}' has parameters, and how it draws is not "
+                f"known ({error}); use DRegIWELBO."
+            ) from error
+        # T is to be a function of parameters, not of other draws.
+        if not path.requires_grad or not self._doors.isdisjoint(nodes([path], self._doors)):
+            return
+        if bool(z.isfinite().all()) and not bool(path.isfinite().all()):
+            raise FloatingPointError(
+                f"The prior of the local site '{name}' would not draw what the guide has drawn, "
+                "as far as the dtype tells. Use float64, or DRegIWELBO."
+            )
+        weighed = self.samples.copy(name, 1.0, value=path)
+        msg["value"] = copy + (path - weighed)
+        self._doors.add(msg["value"].grad_fn)
+
+        at = z.requires_grad_()
+        log_p = local_log_prob(msg, at, roles)
+        (slope,) = torch.autograd.grad(log_p.sum(), at, retain_graph=True)
+        tangent = slope * copy - (slope - self.slopes.get(name, 0.0)) * weighed
+        tangent = sum_rightmost(tangent, msg["fn"].event_dim)
+        tangent = sum_within_weights(tangent - tangent.detach(), msg, roles)
+        self.terms[name] = log_p.detach() + tangent
+
+
+def _drawn_by_their_density(samples: Samples) -> set[str]:
+    """The local draws of which log q is the log density, and that no point of the guide reads."""
+    sites, roles, gates = samples.sites, samples.roles, samples.gates
+    points = {name: site for name, site in sites.items() if not is_drawn(site)}
+    if any(s["is_observed"] for s in points.values()):
+        return set()
+    if not all(_is_plain(site, roles) for site in sites.values()):
+        return set()
+    doors = {value.grad_fn: name for name, value in gates.values.items()}
+    log_q = [local_log_prob(site, site["value"], roles) for site in points.values()]
+    read = nodes([*(site["value"] for site in points.values()), *log_q], doors)
+    return gates.values.keys() - {doors.get(node) for node in read}
+
+
+def _is_plain(site: dict, roles) -> bool:
+    """Whether a site's term is its log density, neither masked nor tempered."""
+    scale = torch.as_tensor(tempering(site, roles))
+    return bool((scale == 1).all()) and shown_elements(site) is None
+
+
+@singledispatch
+def drawn_by(fn, value: Tensor) -> Tensor:
+    """A value, as the sampler of a distribution makes it of the distribution's parameters.
+
+    :param fn: A distribution.
+    :param torch.Tensor value: Of the shape of a sample; its own graph is left out.
+    :returns: Equal to ``value`` up to rounding. Its derivatives by the parameters are those of a
+        sample, with the noise held fixed that would have made this value.
+    :raises NotImplementedError: If the distribution is not known.
+    """
+    if any(x.requires_grad for x in tensors_of(fn)):
+        raise NotImplementedError(type(fn).__name__)
+    return value.detach()
+
+
+@drawn_by.register(torch.distributions.Independent)
+@drawn_by.register(ExpandedDistribution)
+def _(fn, value):
+    return drawn_by(fn.base_dist, value)
+
+
+@drawn_by.register(torch.distributions.Normal)
+@drawn_by.register(torch.distributions.Laplace)
+@drawn_by.register(torch.distributions.Cauchy)
+@drawn_by.register(dist.Logistic)
+def _(fn, value):
+    noise = (value - fn.loc) / fn.scale
+    return fn.loc + fn.scale * noise.detach()
+
+
+@drawn_by.register(torch.distributions.StudentT)
+def _(fn, value):
+    if fn.df.requires_grad:
+        raise NotImplementedError("StudentT with degrees of freedom to be learned")
+    noise = (value - fn.loc) / fn.scale
+    return fn.loc + fn.scale * noise.detach()
+
+
+@drawn_by.register(torch.distributions.Exponential)
+def _(fn, value):
+    return (value * fn.rate).detach() / fn.rate
+
+
+@drawn_by.register(torch.distributions.MultivariateNormal)
+@drawn_by.register(torch.distributions.LowRankMultivariateNormal)
+def _(fn, value):
+    difference = (value - fn.loc).unsqueeze(-1)
+    noise = torch.linalg.solve_triangular(fn.scale_tril, difference, upper=False)
+    return fn.loc + (fn.scale_tril @ noise.detach()).squeeze(-1)
+
+
+@drawn_by.register(torch.distributions.TransformedDistribution)
+def _(fn, value):
+    base = value.detach()
+    for transform in reversed(fn.transforms):
+        base = transform.inv(base)
+    result = drawn_by(fn.base_dist, base)
+    for transform in fn.transforms:
+        result = transform(result)
+    return result
