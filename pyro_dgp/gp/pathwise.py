@@ -100,5 +100,11 @@ def function_values(
     # L^-1 Phi_Z, once for all functions.
     moved = torch.linalg.solve_triangular(Luu, prior_at_Z, upper=False)
     update = v.mT - moved @ w
-    left = torch.cat([prior_at_x, A], -1).unsqueeze(-2)
-    return (left @ torch.cat([w, update], -2)).squeeze(-2)
+    return _by_row(prior_at_x, w) + _by_row(A, update)
+
+
+def _by_row(x: Tensor, weights: Tensor) -> Tensor:
+    """Rows [..., B, F] times a matrix each, [..., B, F, R], or one for all, [..., 1, F, R]."""
+    if weights.shape[-3] == 1:  # not spread over rows: it is large
+        return x @ weights.squeeze(-3)
+    return (x.unsqueeze(-2) @ weights).squeeze(-2)

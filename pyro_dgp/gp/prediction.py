@@ -21,6 +21,8 @@ __all__ = ["draw_functions", "predict"]
 
 # Rows [samples x inputs] that go through the layers at once.
 _PREDICT_ROWS = 2**13
+# Features [functions x inputs x features] that are held at once.
+_FEATURES = 2**22
 
 
 @torch.inference_mode(False)  # what a mixture does later may need derivatives
@@ -154,11 +156,17 @@ def draw_functions(
             noise = normal(S, 1, layer.noise_dim) if layer.noise_dim else None
             steps.append(partial(layer.propagate, noise=noise))
 
-    def functions(X: Tensor) -> Tensor:
-        """The values of the functions, [S, ..., N, F], at X [..., N, D]."""
-        h = X.reshape(-1, X.shape[-1]).expand(S, -1, -1)
+    def values(h: Tensor) -> Tensor:
         for step in steps:
             h = step(h)
-        return h.reshape(S, *X.shape[:-1], -1)
+        return h.expand(S, -1, -1)
+
+    def functions(X: Tensor) -> Tensor:
+        """The values of the functions, [S, ..., N, F], at X [..., N, D]."""
+        # One input for all functions, until a layer makes S of it; and few rows at a time, as the
+        # features of each are S times as many numbers.
+        rows = X.reshape(1, -1, X.shape[-1]).split(max(1, _FEATURES // (S * num_features)), 1)
+        found = torch.cat([values(h) for h in rows], 1)
+        return found.reshape(S, *X.shape[:-1], found.shape[-1])
 
     return functions
