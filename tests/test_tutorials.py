@@ -80,6 +80,17 @@ def test_function_draws(tmp_path):
     assert found["functions"].shape == (30, 200)
 
 
+def test_bayesian_optimization(tmp_path):
+    tutorial = runpy.run_path(str(TUTORIALS / "bayesian_optimization.py"))
+    found = tutorial["main"](200, 1, 2, (30,), tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
+    assert found["crps"]["deep GP"].mean() < found["crps"]["SingleTaskGP"].mean()
+    assert all(
+        (values.diff() >= 0).all() and (values < tutorial["BEST"] + 1e-4).all()
+        for values in found["best"].values()
+    )
+
+
 def test_signal_to_noise(tmp_path):
     tutorial = runpy.run_path(str(TUTORIALS / "signal_to_noise.py"))
     slopes = tutorial["main"](tmp_path, 40, 50, (1, 10), 2)

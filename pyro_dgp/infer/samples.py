@@ -150,7 +150,8 @@ class Samples:
 
     def set_densities(self, log_p: Terms, log_q: Terms, scored: Terms) -> None:
         """Sums the terms by group; the groups' data stand side by side."""
-        num_samples, lists = self.rows.stop - self.rows.start, (log_p, log_q, scored)
+        num_samples = self.rows.stop - self.rows.start
+        lists = (log_p, log_q, scored) if scored else (log_p, log_q)
         sums: list[dict[tuple, Tensor]] = [{} for _ in lists]
         for total, terms in zip(sums, lists, strict=True):
             for group, term in terms:
@@ -160,15 +161,16 @@ class Samples:
         self.path_weights.columns, stop = {}, 0
         for group in sums[0] | sums[1]:
             some = next(total[group] for total in sums if group in total)
-            parts = [total.get(group, some.new_zeros(())) for total in sums]
+            parts = [total[group] if group in total else some.new_zeros(()) for total in sums]
             shape = torch.broadcast_shapes(*(part.shape for part in parts))[1:]
             start, stop = stop, stop + shape.numel()
             self.path_weights.columns[group] = slice(start, stop), shape
             for piece, part in zip(pieces, parts, strict=True):
                 piece.append(part.expand(num_samples, *shape).reshape(num_samples, -1))
-        empty = torch.zeros(num_samples, 0)
-        self.log_p, self.log_q, log_scored = (torch.cat(piece or [empty], 1) for piece in pieces)
-        self.log_scored = log_scored if scored else None
+        self.log_p, self.log_q, *log_scored = (
+            _side_by_side(piece, num_samples) for piece in pieces
+        )
+        self.log_scored = log_scored[0] if scored else None
 
     @property
     def columns(self) -> dict[tuple, tuple[slice, torch.Size]]:
@@ -191,3 +193,9 @@ class Samples:
             # Where a weight underflows, log w may be -inf and 0 * log w NaN.
             local = local + (weight * log_density.masked_fill(weight == 0, 0.0)).sum()
         return self.scale * local + self.outside
+
+
+def _side_by_side(pieces: list[Tensor], num_samples: int) -> Tensor:
+    if len(pieces) == 1:
+        return pieces[0]
+    return torch.cat(pieces or [torch.zeros(num_samples, 0)], 1)
