@@ -111,6 +111,12 @@ def predictions(fit_model, sizes: tuple[int, ...], seeds: int, num_steps: int) -
 # %% [markdown]
 # ## How soon they find the best point
 #
+# ![Predictions and search](figures/bayesian_optimization.png)
+#
+# With 15 to 60 random points the deep GP's CRPS is 12 to 18% lower. It comes near the best point
+# with fewer evaluations (after 20 it is 0.09 short of it, the GP 0.18; means of 10 seeds); after 30
+# they are even, and a fit takes 4 s in place of 0.2.
+#
 # The same acquisition function for both, the expected improvement in its logarithmic form, four
 # new points a round.
 
