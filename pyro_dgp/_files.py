@@ -19,8 +19,14 @@ __all__ = ["read_tensors", "write_json", "write_tensors", "written_whole"]
 def written_whole(path: Path) -> Iterator[str]:
     """Gives the name of a temporary file, of the same ending, which becomes ``path`` in the end.
 
-    Whenever the process is killed, ``path`` is the old file or the new one. Makes the folder.
+    Whenever the process is killed, ``path`` is the old file or the new one. Makes the folder. A
+    link stays, and what it leads to is written; so is, without a temporary file, what is no regular
+    file, such as a device.
     """
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file():
+        yield str(path)
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(
         dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix

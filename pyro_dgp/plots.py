@@ -121,20 +121,24 @@ def calibration_curve(pit, ax=None):
     return ax
 
 
-def marginal_densities(model, X, y=None, num_points: int = 500, ax=None):
+def marginal_densities(
+    model, X, y=None, num_points: int = 500, labels: Sequence[str] | None = None, ax=None
+):
     """Predictive densities of a few rows, with their targets as vertical lines.
 
     :param model: A fitted :class:`~pyro_dgp.sklearn.LatentDGPRegressor` of one target.
     :param X: The rows, [N, D].
     :param y: Their targets, [N], or None.
     :param int num_points: Points along the axis.
+    :param labels: What to call the rows; None for their numbers.
     :param ax: Matplotlib axes, or None.
     :returns: The axes.
     """
     ax = _axes(ax)
     grid, density = _densities(model, np.asarray(X, dtype=float), 0.001, num_points)
     for i, column in enumerate(density.T):
-        ax.plot(grid, column, color=f"C{i % 10}", label=f"row {i}")
+        label = f"row {i}" if labels is None else labels[i]
+        ax.plot(grid, column, color=f"C{i % 10}", label=label)
         if y is not None:
             ax.axvline(np.asarray(y)[i], color=f"C{i % 10}", ls=":")
     ax.set(xlabel="y", ylabel="density", ylim=(0, None), title="Predictive densities")

@@ -123,6 +123,33 @@ def test_threads_predict_alike(fitted):
     assert all(np.array_equal(value, expected) for value in found)
 
 
+def test_threads_fit_and_predict_beside_each_other():
+    """Two models predict in threads while others are fitted: all is as it is alone."""
+    X, y = data()
+    models = [regressor(random_state=seed).fit(X, y) for seed in range(2)]
+    quick = [
+        *(lambda m=m, f=f: getattr(m, f)(X[:5], y[:5]) for m in models for f in ("crps", "cdf")),
+        *(lambda m=m: m.sample(X[:5], random_state=0) for m in models),
+        *(lambda m=m: m.predict(X[:5]) for m in models),
+    ]
+    fits = [
+        lambda s=s: regressor(num_steps=30, random_state=s).fit(X, y).predict(X) for s in (5, 6)
+    ]
+    expected = {task: task() for task in (*fits, *quick)}
+    with ThreadPoolExecutor(8) as pool:
+        running = [(task, pool.submit(task)) for task in (*fits, *(quick * 8))]
+        for task, future in running:
+            assert np.array_equal(future.result(), expected[task])
+
+
+def test_arrays_that_are_read_only():
+    X, y = data()
+    for array in (X, y):
+        array.setflags(write=False)
+    model = regressor().fit(X, y)
+    assert np.isfinite(model.log_density(X, y)).all()
+
+
 def test_several_targets():
     X, y = data(num_outputs=3)
     model = regressor().fit(X, y)

@@ -110,7 +110,7 @@ def test_densities_for_your_table(tmp_path):
     model, columns, pit = tutorial["main"](200, 10, tmp_path / "densities.png")
     assert (tmp_path / "densities.png").stat().st_size > 10_000
     assert len(model.history_.losses) == 10
-    assert list(columns.categorical) == ["city"]
+    assert list(columns.categories) == ["city"]
     assert ((pit >= 0) & (pit <= 1)).all()
 
 

@@ -19,7 +19,7 @@ import pandas as pd
 
 from pyro_dgp import plots
 from pyro_dgp.sklearn import LatentDGPRegressor
-from pyro_dgp.table.frames import Columns
+from pyro_dgp.table.columns import Columns
 
 # %% [markdown]
 # ## The data

@@ -1,6 +1,7 @@
 """A deep GP on standardised inputs and features of them: what is trained, and what predicts."""
 
 import copy
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -192,9 +193,13 @@ class _Callback:
             self.stopping.load_state_dict(state)
 
 
+# Pyro's handlers and parameters, and the random state, are of all threads together.
+_ALONE = threading.RLock()
+
+
 @contextmanager
 def isolated(seed: int) -> Iterator[None]:
-    """Neither Pyro's parameters nor the random state outside are touched."""
-    with untouched_random_state(), pyro.get_param_store().scope():
+    """Neither Pyro's parameters nor the random state outside are touched; one thread at a time."""
+    with _ALONE, untouched_random_state(), pyro.get_param_store().scope():
         pyro.set_rng_seed(seed)
         yield

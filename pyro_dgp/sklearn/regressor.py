@@ -23,10 +23,9 @@ from pyro_dgp.gp.likelihoods import (
     likelihood_for,
 )
 from pyro_dgp.gp.recalibration import Recalibrated
-from pyro_dgp.infer.random_state import untouched_random_state
 from pyro_dgp.sklearn.base import LatentDGPEstimator, counting
 from pyro_dgp.sklearn.features import NUM_TREES
-from pyro_dgp.sklearn.members import Fold
+from pyro_dgp.sklearn.members import Fold, isolated
 from pyro_dgp.sklearn.pool import HeldOut, Pool, kernels
 from pyro_dgp.sklearn.scaling import fitted_scaler, numbers, scaler_of, transformed
 
@@ -169,7 +168,7 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
         return found[..., None] if self._one_column else found
 
     def sample(self, X, n_samples: int = 1, random_state=None) -> np.ndarray:
-        """Draws of targets.
+        """Draws of targets. Waits while another thread fits; the other methods do not.
 
         :param X: [N, D].
         :param int n_samples: Draws a row.
@@ -179,8 +178,7 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
         n_samples = check_integer("n_samples", n_samples, 1)
         seed = int(check_random_state(random_state).randint(2**31))
         inputs = self._check_inputs(X)
-        with untouched_random_state():
-            torch.manual_seed(seed)
+        with isolated(seed):
             parts = [p.sample((n_samples,)).transpose(0, 1) for p in self._predictions(inputs)]
         draws = torch.cat(parts).numpy()
         return draws[..., None] if self._one_column else draws
@@ -319,7 +317,7 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
         X, y = validate_data(
             self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, reset=False
         )
-        y = torch.as_tensor(np.asarray(y, dtype=np.float64))
+        y = torch.as_tensor(np.array(y, dtype=np.float64))  # a copy: it may be read-only
         outputs = () if self._y_ndim == 1 else (self._num_outputs,)
         if self._one_column and y.shape[1:] == (1,):
             y = y[:, 0]

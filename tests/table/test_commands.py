@@ -1,5 +1,6 @@
 """fit, predict and plot, as someone with a CSV file types them."""
 
+import io
 import sys
 
 import numpy as np
@@ -113,8 +114,20 @@ def test_a_time_limit_is_told_in_a_line(fitted, capsys, tmp_path):
         (["predict", "houses.csv", "houses.csv"], "is no model of pyro_dgp"),
         (["predict", "houses.pt", "houses.csv", "--quantiles", "5"], "--quantiles must lie"),
         (["predict", "houses.pt", "houses.csv", "--device", "cuda:99"], "cuda:99"),
-        (["plot", "houses.pt", "houses.csv", "--input", "zip"], "--input zip is no input"),
+        (
+            ["plot", "houses.pt", "houses.csv", "--input", "zip"],
+            "The inputs are size, city",
+        ),
         (["plot", "houses.pt", "houses.csv", "--output", "houses.csv"], "is a file"),
+        (["fit", "houses.csv", "--target", "city"], "holds texts such as 'Rome', 'Oslo'"),
+        (["fit", "houses.csv", "--target", "price", "--drop", "zip"], "no column 'zip'"),
+        (["fit", "houses.csv", "--target", "price", "--numeric", "city"], "but not in 60 of 60"),
+        (["fit", "houses.csv", "--target", "price", "--output", "houses.csv"], "table itself"),
+        (["fit", "houses.csv", "--target", "price", "--output", "-"], "a model is a file"),
+        (["fit", "houses.csv", "--target", "price", "--separator", "ab"], "must be one character"),
+        (["predict", "houses.pt", "houses.csv", "--output", "houses.pt"], "is the model itself"),
+        (["predict", "houses.pt", "houses.csv", "--output", "houses.csv"], "is the table itself"),
+        (["predict", "houses.pt", "houses.csv", "--keep", "zip"], "--keep: there is no column"),
     ],
 )
 def test_errors_are_one_line(fitted, capsys, monkeypatch, arguments, match):
@@ -137,7 +150,87 @@ def test_errors_are_one_line(fitted, capsys, monkeypatch, arguments, match):
 def test_packages_that_are_missing(fitted, capsys, monkeypatch, arguments, missing):
     monkeypatch.chdir(fitted)
     monkeypatch.setitem(sys.modules, missing, None)
-    for name in ("pyro_dgp.sklearn", "pyro_dgp.table.frames", "pyro_dgp.table.report"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+    for name in list(sys.modules):
+        if name.startswith(("pyro_dgp.sklearn", "pyro_dgp.table.")) and "commands" not in name:
+            monkeypatch.delitem(sys.modules, name)
     assert main(arguments) == 2
     assert "pip install 'pyro_dgp[table]'" in capsys.readouterr().err
+
+
+def test_files_of_others_are_not_written_over(fitted, capsys, tmp_path):
+    notes, link = tmp_path / "notes.txt", tmp_path / "link.csv"
+    notes.write_text("mine")
+    fit = ["fit", str(fitted / "houses.csv"), "--target", "price", "--steps", "2", "--quiet"]
+    fit += ["--layers", "1", "--test-fraction", "0"]
+    predict = ["predict", str(fitted / "houses.pt"), str(fitted / "houses.csv")]
+    for command in (fit, predict):
+        assert main([*command, "--output", str(notes)]) == 2
+        assert "exists and is not what this command writes" in capsys.readouterr().err
+        assert notes.read_text() == "mine"
+        assert main([*command, "--output", "/dev/null"]) == 0
+    # Its own files it does; a link stays one.
+    output = tmp_path / "p.csv"
+    link.symlink_to(output)
+    for _ in range(2):
+        assert main([*predict, "--output", str(link)]) == 0
+    assert link.is_symlink()
+    assert len(pd.read_csv(output)) == 60
+
+
+def test_targets_that_are_missing(fitted, capsys, tmp_path):
+    """To fit, their rows are left out; to predict, they are missing from log densities alone."""
+    frame = table()
+    frame["price"] = frame["price"].astype(object)
+    frame.loc[[3, 5], "price"] = ["?", ""]
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    command = ["predict", str(fitted / "houses.pt"), str(tmp_path / "t.csv"), "--keep", "city"]
+    assert main([*command, "--output", str(tmp_path / "p.parquet")]) == 0
+    found = pd.read_parquet(tmp_path / "p.parquet")
+    assert found["city"].tolist() == frame["city"].tolist()
+    assert np.flatnonzero(found["log_density"].isna()).tolist() == [3, 5]
+    fit = ["fit", str(tmp_path / "t.csv"), "--target", "price", "--steps", "2", "--quiet"]
+    fit += ["--layers", "1", "--test-fraction", "0", "--output", str(tmp_path / "m.pt")]
+    assert main(fit) == 0
+    out, err = capsys.readouterr()
+    assert "58 rows, 3 inputs" in out
+    assert "2 of 60 rows without the target 'price' are left out." in err
+
+
+def test_a_spreadsheet_goes_all_the_way(capsys, monkeypatch, tmp_path):
+    """Semicolons, decimal commas, dates, row numbers, a constant, missing cells, many texts."""
+    monkeypatch.setattr(report_module, "_PROBABILITIES", np.array([0.25, 0.75]))
+    frame = table(80)
+    rng = np.random.default_rng(1)
+    frame.insert(0, "nr", range(1, 81))
+    frame["when"] = pd.date_range("2020-01-01", periods=80, freq="37h").strftime("%d.%m.%Y")
+    frame["country"] = "NA"
+    frame["street"] = [f"street {i}" for i in range(80)]
+    frame["size"] = frame["size"].where(rng.random(80) > 0.1)
+    frame["city"] = frame["city"].where(rng.random(80) > 0.1)
+    frame["price"] = [f"{x:,.2f} €".translate({44: 46, 46: 44}) for x in frame["price"]]
+    path, model = tmp_path / "t.csv", str(tmp_path / "m.pt")
+    path.write_text(frame.to_csv(sep=";", decimal=",", index=False), encoding="cp1252")
+    fit = ["fit", str(path), "--target", "price", "--steps", "2", "--quiet", "--layers", "1"]
+    assert main([*fit, "--output", model]) == 0
+    out, err = capsys.readouterr()
+    assert "(columns: 1 of numbers, 1 of dates, 1 of texts)" in out
+    for note in (
+        "Fields are separated by semicolons.",
+        "Latin-1",
+        "Numbers have decimal commas.",
+        "The sign € of the numbers in price is left out.",
+        "Column 'nr' is left out: it counts the rows",
+        "Column 'street' is left out: all of its texts are different",
+        "Left out, as they do not vary: country.",
+    ):
+        assert note in err
+    new = "city;size;when\nBonn;100;01.01.2030\nOslo;;02.01.2020\n"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(new.encode())))
+    assert main(["predict", model, "-"]) == 0
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 3
+    assert "'city' has texts in 1 row that were not in the training rows (Bonn)" in err
+    assert "'when (year)'" not in err  # one year only: it is no input
+    for column in ("city", "when", "size"):
+        arguments = ["plot", model, str(path), "--output", str(tmp_path / "f"), "--input", column]
+        assert main(arguments) == 0

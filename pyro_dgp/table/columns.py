@@ -1,0 +1,343 @@
+"""What the columns of a table mean to a model, and what it takes to do the same tomorrow."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+
+from pyro_dgp.table.cells import Conventions, typed
+from pyro_dgp.table.packages import pd
+from pyro_dgp.table.reading import Table
+
+__all__ = ["Columns", "names_of_rows"]
+
+# So many categories are kept however rare; of more, those of so many rows, and no more than most.
+_FEW_CATEGORIES, _ROWS_OF_CATEGORY, _MOST_CATEGORIES = 20, 5, 50
+# Fewer rows may be all different, or count up, by chance.
+_ROWS_TO_JUDGE = 20
+# Beyond the training rows by more than this share of their range, the model has seen nothing alike.
+_FAR = 0.5
+_OTHER, _MISSING = "(other)", "(missing)"
+
+
+def names_of_rows(frame: pd.DataFrame) -> dict[str, str]:
+    """Columns that tell rows apart and nothing else, and why they are thought to.
+
+    Numbers that count up by one from row to row, and texts that are (nearly) all different.
+
+    :param pandas.DataFrame frame: All rows as they stand in the file.
+    """
+    found = {}
+    for name, column in _plain(frame).items():
+        present = column.dropna()
+        if len(present) < _ROWS_TO_JUDGE:
+            continue
+        if pd.api.types.is_float_dtype(column):
+            if len(present) == len(column) and (np.diff(column) == 1).all():
+                found[name] = "it counts the rows"
+        elif column.dtype == object:
+            counts = present.value_counts()
+            if len(counts) == len(present):
+                found[name] = "all of its texts are different"
+            elif len(counts) > _FEW_CATEGORIES and counts.iloc[0] < _ROWS_OF_CATEGORY:
+                found[name] = f"its texts are of fewer than {_ROWS_OF_CATEGORY} rows each"
+    return found
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What the columns of a table mean. Plain data, to be kept with a model.
+
+    :param list targets: Names of the targets.
+    :param dict numbers: Of each numeric input: ``median``, ``low`` and ``high`` in the training
+        rows, and whether any was ``missing`` there.
+    :param dict dates: Of each input of dates, the same of each part that varies.
+    :param dict categories: Of each input of texts: those ``kept``, the most frequent first, and
+        whether there were ``other`` or ``missing`` ones.
+    :param dict conventions: How numbers and dates were written
+        (:class:`~pyro_dgp.table.cells.Conventions`).
+    :param list constant: Columns that were left out because they do not vary.
+    """
+
+    targets: list[str]
+    numbers: dict[str, dict]
+    dates: dict[str, dict[str, dict]]
+    categories: dict[str, dict]
+    conventions: dict = field(default_factory=dict)
+    constant: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls,
+        frame: pd.DataFrame,
+        targets: Sequence[str],
+        drop: Collection[str] = (),
+        conventions: Conventions | None = None,
+    ) -> "Columns":
+        """Looks at training rows.
+
+        :param pandas.DataFrame frame: Numbers, dates and texts, as of
+            :func:`~pyro_dgp.table.cells.typed`; other numeric types and categories, too.
+        :param targets: Names of the target columns.
+        :param drop: Names of columns to leave out.
+        :param Conventions conventions: To be kept.
+        :raises ValueError: If a name is unknown, a target is none of numbers, or no input is left.
+        """
+        if len({*targets, *drop}) < len(targets) + len(drop):
+            raise ValueError("A column is named twice among the targets and those left out.")
+        for name in (*targets, *drop):
+            if name not in frame.columns:
+                raise ValueError(
+                    f"There is no column '{name}'. The columns are {', '.join(frame.columns)}."
+                )
+        frame = _plain(frame)
+        numbers, dates, categories, constant = {}, {}, {}, []
+        for name, column in frame.drop(columns=[*targets, *drop]).items():
+            if column.isna().all():
+                found = None
+            elif pd.api.types.is_float_dtype(column):
+                found = numbers[name] = _range(name, column)
+            elif pd.api.types.is_datetime64_any_dtype(column):
+                parts = {part: _range(name, values) for part, values in _parts(column)}
+                found = dates[name] = {
+                    part: r for part, r in parts.items() if r and r["low"] < r["high"]
+                }
+            else:
+                found = categories[name] = _kept(column)
+            if not found:
+                constant.append(name)
+                for kind in (numbers, dates, categories):
+                    kind.pop(name, None)
+        columns = cls(
+            list(targets), numbers, dates, categories,
+            asdict(conventions or Conventions()), constant,
+        )  # fmt: skip
+        columns.target_values(frame)
+        if not columns.used:
+            left_out = f" ({', '.join(constant)} do not vary)" if constant else ""
+            raise ValueError(f"No input column is left beside the targets{left_out}.")
+        return columns
+
+    @property
+    def used(self) -> list[str]:
+        """The input columns."""
+        return [*self.numbers, *self.dates, *self.categories]
+
+    def typed(self, table: Table, conventions: Conventions) -> tuple[pd.DataFrame, list[str]]:
+        """The columns that the model looks at, and targets, of another table.
+
+        A target that is no number is missing.
+
+        :returns: The columns, and notes.
+        :raises ValueError: See :func:`~pyro_dgp.table.cells.typed`.
+        """
+
+        def there(names):
+            return [name for name in names if name in table.frame.columns]
+
+        part = Table(
+            table.frame[there([*self.used, *self.targets])], table.name, table.lines,
+            table.separator,
+        )  # fmt: skip
+        frame, _, notes = typed(
+            part, conventions, usual=Conventions(**self.conventions), numeric=there(self.numbers),
+            dates=there(self.dates), categorical=there(self.categories),
+            lenient=there(self.targets),
+        )  # fmt: skip
+        return frame, notes
+
+    def inputs(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """Numbers for a model, [N, D].
+
+        Numbers with the median where one is missing; of dates year, month, day of the year, weekday
+        and hour, as far as they varied; and columns of 0 and 1 for each category and for what is
+        missing.
+
+        :raises ValueError: If a column is missing or of another kind, or a number is infinite.
+        """
+        absent = [name for name in self.used if name not in frame.columns]
+        if absent:
+            raise ValueError(f"The table has no column '{absent[0]}', which the model looks at.")
+        frame = _plain(frame[self.used])
+        parts: dict[str, pd.Series] = {}
+
+        def add(name: str, values) -> None:
+            if name in parts:
+                raise ValueError(
+                    f"A part of a column would be called '{name}', and the table has one of that "
+                    "name: rename it."
+                )
+            parts[name] = values
+
+        for name, seen in self.numbers.items():
+            if not pd.api.types.is_float_dtype(frame[name]):
+                raise ValueError(f"Column '{name}' must hold numbers.")
+            _check_finite(name, frame[name])
+            add(name, frame[name].fillna(seen["median"]))
+            if seen["missing"]:
+                add(f"{name} {_MISSING}", frame[name].isna().astype("float64"))
+        for name, own in self.dates.items():
+            if not pd.api.types.is_datetime64_any_dtype(frame[name]):
+                raise ValueError(f"Column '{name}' must hold dates.")
+            values = dict(_parts(frame[name]))
+            for part, seen in own.items():
+                add(f"{name} ({part})", values[part].fillna(seen["median"]))
+            if any(seen["missing"] for seen in own.values()):
+                add(f"{name} {_MISSING}", frame[name].isna().astype("float64"))
+        for name, seen in self.categories.items():
+            column = _texts(frame[name])
+            for category in seen["kept"]:
+                add(f"{name}_{category}", (column == category).astype("float64"))
+            if seen["other"]:
+                other = column.notna() & ~column.isin(seen["kept"])
+                add(f"{name} {_OTHER}", other.astype("float64"))
+            if seen["missing"]:
+                add(f"{name} {_MISSING}", column.isna().astype("float64"))
+        return pd.DataFrame(parts, index=frame.index)
+
+    def target_values(self, frame: pd.DataFrame) -> np.ndarray:
+        """Targets, [N], or [N, P] if there are several; NaN where one is missing.
+
+        :raises ValueError: If they are no numbers, or infinite.
+        """
+        found = []
+        for name in self.targets:
+            if name not in frame.columns:
+                raise ValueError(f"There is no column '{name}', the target.")
+            column = _plain(frame[[name]])[name]
+            if not pd.api.types.is_float_dtype(column):
+                kind = "dates"
+                if column.dtype == object:
+                    some = ", ".join(f"'{v}'" for v in _texts(column).dropna().unique()[:3])
+                    kind = f"texts such as {some}"
+                raise ValueError(
+                    f"The target '{name}' must hold numbers, but it holds {kind}. For classes "
+                    "there is pyro_dgp.sklearn.LatentDGPClassifier."
+                )
+            _check_finite(name, column)
+            found.append(column)
+        values = np.column_stack(found)
+        return values[:, 0] if len(self.targets) == 1 else values
+
+    def remarks(self, frame: pd.DataFrame) -> list[str]:
+        """What about rows is unlike the training rows, as sentences."""
+        return list(self._remarks(_plain(frame[self.used])))
+
+    def _remarks(self, frame: pd.DataFrame) -> Iterator[str]:
+        for name, seen in self.numbers.items():
+            yield from _unlike(name, frame[name], seen)
+        for name, own in self.dates.items():
+            values = dict(_parts(frame[name]))
+            for part, seen in own.items():
+                yield from _unlike(f"{name} ({part})", values[part], seen)
+        for name, seen in self.categories.items():
+            column = _texts(frame[name])
+            new = column[column.notna() & ~column.isin(seen["kept"])]
+            if len(new) and not seen["other"]:
+                some = ", ".join(sorted(new.unique())[:3])
+                yield (
+                    f"Column '{name}' has texts in {_rows(len(new))} that were not in the training "
+                    f"rows ({some}): they are none of its categories."
+                )
+            if column.isna().any() and not seen["missing"]:
+                yield (
+                    f"Column '{name}' is missing in {_rows(int(column.isna().sum()))}, as it never "
+                    "was in the training rows: there it is none of its categories."
+                )
+
+    def typical(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """One row of medians and most frequent texts."""
+        frame = _plain(frame[self.used])
+        return pd.DataFrame(
+            {
+                name: [_texts(c).mode().iat[0] if c.dtype == object else c.median()]
+                for name, c in frame.items()
+            }
+        )
+
+    def as_dict(self) -> dict:
+        """For ``Columns(**columns)``."""
+        return asdict(self)
+
+
+def _plain(frame: pd.DataFrame) -> pd.DataFrame:
+    """Numbers as float64, dates and objects, whatever their types are called."""
+    found = {}
+    for name, column in frame.items():
+        if isinstance(column.dtype, pd.CategoricalDtype) or pd.api.types.is_string_dtype(column):
+            column = column.astype(object)
+        elif pd.api.types.is_numeric_dtype(column):
+            column = column.astype("float64")
+        if column.dtype == object and column.notna().any():
+            present = column.dropna()
+            if present.map(lambda v: isinstance(v, bool | int | float | np.number)).all():
+                column = column.astype("float64")
+            else:
+                column = column.where(column.notna())
+        found[name] = column
+    return pd.DataFrame(found, index=frame.index)
+
+
+def _texts(column: pd.Series) -> pd.Series:
+    texts = column.map(lambda v: f"{v:.15g}" if isinstance(v, float) else str(v))
+    return texts.where(column.notna()).astype(object)
+
+
+def _range(name: str, values: pd.Series) -> dict | None:
+    """What the training rows have; None where they have one value only."""
+    _check_finite(name, values)
+    missing = bool(values.isna().any())
+    low, high = float(values.min()), float(values.max())
+    if low == high and not missing:
+        return None
+    return {"median": float(values.median()), "low": low, "high": high, "missing": missing}
+
+
+def _kept(column: pd.Series) -> dict | None:
+    counts = _texts(column).value_counts()
+    # The order of equally frequent ones must not depend on that of the rows.
+    counts = counts.sort_index().sort_values(ascending=False, kind="stable")
+    kept = counts
+    if len(counts) > _FEW_CATEGORIES:
+        kept = counts[counts >= _ROWS_OF_CATEGORY].iloc[:_MOST_CATEGORIES]
+    missing, other = bool(column.isna().any()), len(kept) < len(counts)
+    if len(kept) + missing + other < 2:
+        return None
+    return {"kept": kept.index.tolist(), "other": other, "missing": missing}
+
+
+def _parts(dates: pd.Series) -> Iterator[tuple[str, pd.Series]]:
+    at = dates.dt
+    yield "year", at.year.astype("float64")
+    yield "month", at.month.astype("float64")
+    yield "day of year", at.day_of_year.astype("float64")
+    yield "weekday", at.day_of_week.astype("float64")
+    yield "hour", (at.hour + at.minute / 60).astype("float64")
+
+
+def _check_finite(name: str, values: pd.Series) -> None:
+    infinite = int(np.isinf(values).sum())
+    if infinite:
+        raise ValueError(
+            f"Column '{name}' is infinite in {_rows(infinite)}: remove or correct them."
+        )
+
+
+def _unlike(name: str, values: pd.Series, seen: Mapping) -> Iterator[str]:
+    reach = _FAR * (seen["high"] - seen["low"])
+    far = values[(values < seen["low"] - reach) | (values > seen["high"] + reach)]
+    if len(far):
+        yield (
+            f"'{name}' lies far outside the training rows, which are from {seen['low']:g} to "
+            f"{seen['high']:g}, in {_rows(len(far))} (such as {far.iat[0]:g})."
+        )
+    missing = int(values.isna().sum())
+    if missing and not seen["missing"]:
+        yield (
+            f"'{name}' is missing in {_rows(missing)}, as it never was in the training rows: the "
+            f"median {seen['median']:g} stands for it."
+        )
+
+
+def _rows(number: int) -> str:
+    return f"{number} row{'s' * (number != 1)}"

@@ -1,0 +1,225 @@
+"""Texts become numbers, dates and categories; in any dialect the same, or one clear error."""
+
+import datetime
+import decimal
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyro_dgp.table.cells import Conventions, typed
+from pyro_dgp.table.reading import Table, read_table
+
+
+def table(separator=";", **columns):
+    size = len(next(iter(columns.values())))
+    frame = pd.DataFrame({n: np.array(v, dtype=object) for n, v in columns.items()})
+    return Table(frame, "t.csv", np.arange(size) + 2, separator)
+
+
+def read(values, conventions=None, separator=";", **options):
+    frame, _, notes = typed(table(separator, x=values), conventions or Conventions(), **options)
+    return frame["x"], notes
+
+
+@pytest.mark.parametrize(
+    ("texts", "numbers"),
+    [
+        (["1", "-2", "+3"], [1, -2, 3]),
+        (["1.5", "2", ".5", "2."], [1.5, 2, 0.5, 2]),
+        (["1e3", "2.5E-2"], [1000, 0.025]),
+        (["1,5", "2"], [1.5, 2]),
+        (["1.234,5", "1.000,0"], [1234.5, 1000]),
+        (["1,234.5", "1,000.0"], [1234.5, 1000]),
+        (["1,234,567", "2"], [1234567, 2]),
+        (["1 234,5", "1\u00a0000,0"], [1234.5, 1000]),
+        (["1'234.5", "1’000.0"], [1234.5, 1000]),
+        (["0,123", "0,5"], [0.123, 0.5]),
+        (["$1.50", "-$2", "$-3", "5"], [1.5, -2, -3, 5]),
+        (["1,50 €", "2,00 €"], [1.5, 2]),
+        (["EUR 1.50", "EUR 2"], [1.5, 2]),
+        (["5%", "7.5 %"], [5, 7.5]),
+        (["(5)", "6"], [-5, 6]),
+        (["\u22125", "6"], [-5, 6]),
+        (["NA", "1", "", "?", "n/a", "-", "None"], [None, 1, None, None, None, None, None]),
+        (["true", "False"], [1, 0]),
+    ],
+)
+def test_numbers(texts, numbers):
+    found, _ = read(texts)
+    assert found.dtype == "float64"
+    np.testing.assert_array_equal(found.to_numpy(), np.array(numbers, dtype=float))
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["Oslo", "Rome", "", "NA"],
+        ["1", "2", "3+"],  # few codes
+        ["5%", "5"],  # of which the second may mean anything
+        ["$5", "€6"],
+        ["1.2.3", "4.5.6"],
+        ["12,34,5", "1"],
+        ["(5", "6)"],
+        ["inf", "1"],
+        ["1_000", "2"],
+        ["0x10", "2"],
+    ],
+)
+def test_texts_stay_as_they_are(texts):
+    """NA is a text like any other there; only an empty cell is missing."""
+    found, _ = read(texts)
+    assert found.fillna("").tolist() == texts
+
+
+def test_what_was_recognised_is_told():
+    _, notes = read(["1,50 €", "2,00 €"])
+    assert notes == [
+        "Numbers have decimal commas.",
+        "The sign € of the numbers in x is left out.",
+    ]
+
+
+def test_thousands_or_decimals():
+    """One column tells for all; where none does, the user is asked; a comma-separated file is
+    English."""
+    doubtful = ["1,234", "5,678"]
+    frame, conventions, _ = typed(table(x=doubtful, y=["0,5", "1,5"]), Conventions())
+    assert frame["x"].tolist() == [1.234, 5.678]
+    assert conventions.decimal == ","
+    frame, _, _ = typed(table(x=doubtful, y=["0.5", "1.5"]), Conventions())
+    assert frame["x"].tolist() == [1234, 5678]
+    with pytest.raises(ValueError, match=r"'x' has numbers such as 1,234.*--decimal"):
+        read(doubtful)
+    assert read(doubtful, Conventions(decimal=","))[0].tolist() == [1.234, 5.678]
+    assert read(doubtful, separator=",")[0].tolist() == [1234, 5678]
+    assert read(doubtful, usual=Conventions(decimal=","))[0].tolist() == [1.234, 5.678]
+    with pytest.raises(ValueError, match=r"Of the columns 'x' and 'y', one has decimal points"):
+        typed(table(x=["0.5", "1"], y=["0,5", "1"]), Conventions())
+    with pytest.raises(ValueError, match=r"--decimal must be . or ,"):
+        Conventions(decimal="x")
+
+
+def test_a_mistake_does_not_make_a_column_of_texts():
+    values = [f"{i}.5" for i in range(50)]
+    values[7], values[9] = "12O", "abc"
+    match = (
+        r"in 2 of 50 rows: line 9 '12O', line 11 'abc'.*--missing '12O' 'abc'.*--categorical 'x'"
+    )
+    with pytest.raises(ValueError, match=match):
+        read(values)
+    assert read(values, categorical=["x"])[0].tolist() == values
+    found, _ = read(values, Conventions(missing=["12O", "abc"]))
+    assert np.flatnonzero(found.isna()).tolist() == [7, 9]
+    found, _ = read(values, lenient=["x"])
+    assert np.flatnonzero(found.isna()).tolist() == [7, 9]
+    with pytest.raises(ValueError, match="'x' holds numbers, but not in 1 of 2 rows"):
+        read(["1", "a"], numeric=["x"])
+    with pytest.raises(ValueError, match=r"no column 'z'. The columns are x"):
+        read(["1"], numeric=["z"])
+
+
+@pytest.mark.parametrize(
+    ("texts", "first"),
+    [
+        (["2021-03-04", "2020-12-31"], "2021-03-04"),
+        (["2021/3/4", ""], "2021-03-04"),
+        (["2021-03-04T05:06:07Z"], "2021-03-04 05:06:07"),
+        (["2021-03-04 05:06", "2021-03-04 05:07"], "2021-03-04 05:06"),
+        (["4.3.2021"], "2021-03-04"),
+        (["04/03/2021", "31/12/2020"], "2021-03-04"),
+        (["03/04/2021", "12/31/2020"], "2021-03-04"),
+    ],
+)
+def test_dates(texts, first):
+    found, _ = read(texts)
+    assert found.dtype == "datetime64[us]"
+    assert found[0] == pd.Timestamp(first)
+    assert found.isna().tolist() == [not t for t in texts]
+
+
+def test_days_or_months_first():
+    with pytest.raises(ValueError, match=r"such as 3/4/2021.*--dates dmy or --dates mdy"):
+        read(["3/4/2021", "5/6/2021"])
+    assert read(["3/4/2021"], Conventions(dates="dmy"))[0][0] == pd.Timestamp("2021-04-03")
+    assert read(["3/4/2021"], usual=Conventions(dates="mdy"))[0][0] == pd.Timestamp("2021-03-04")
+    # One column tells for another.
+    frame, _, _ = typed(table(a=["31/12/2020"], b=["3/4/2021"]), Conventions())
+    assert frame["b"][0] == pd.Timestamp("2021-04-03")
+    assert read(["31.2.2021", "1.1.2021"])[0].dtype == object  # no such day
+    with pytest.raises(ValueError, match="'x' holds dates, but not in 1 of 2 rows: line 3 'soon'"):
+        read(["2021-03-04", "soon"], dates=["x"])
+
+
+def test_types_of_parquet_and_spreadsheets():
+    columns = {
+        "int8": pd.array([1, 2], "int8"),
+        "uint64": pd.array([1, 2], "uint64"),
+        "float16": np.array([1, 2], "float16"),
+        "Int64": pd.array([1, None], "Int64"),
+        "boolean": pd.array([True, None], "boolean"),
+        "bool": [True, False],
+        "decimal": [decimal.Decimal("1.5"), None],
+        "duration": pd.to_timedelta(["1s", "2s"]),
+        "mixed": [1, None],
+    }
+    frame = pd.DataFrame({**columns, "day": [datetime.date(2021, 3, 4), None]})
+    frame["zoned"] = pd.to_datetime(["2021-03-04T00:00Z", None])
+    frame["kind"] = pd.Categorical(["a", None])
+    frame["code"] = pd.Categorical([1, 2])
+    found, _, _ = typed(Table(frame, "t.parquet", np.arange(2) + 1), Conventions())
+    assert (found[[*columns, "code"]].dtypes == "float64").all()
+    assert found["boolean"].iloc[0] == 1
+    assert found["decimal"].iloc[0] == 1.5
+    assert found["duration"].tolist() == [1, 2]
+    assert (found[["day", "zoned"]].dtypes == "datetime64[us]").all()
+    assert found["kind"].fillna("").tolist() == ["a", ""]
+    frame["list"] = [[1], [2]]
+    with pytest.raises(ValueError, match="'list' holds values of the kind list"):
+        typed(Table(frame, "t.parquet", np.arange(2) + 1), Conventions())
+
+
+NUMBERS = st.lists(st.floats(-1e6, 1e6).map(lambda x: round(x, 3)), min_size=3, max_size=12).filter(
+    lambda values: any(v != round(v, 2) or abs(v) < 100 for v in values)
+)
+
+
+def written(x, mark, thousands):
+    digits = f"{abs(x):,.3f}" if thousands else f"{abs(x):.3f}"
+    digits = digits.translate({ord(","): thousands, ord("."): mark})
+    return ("-" if x < 0 else "") + digits
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    numbers=NUMBERS,
+    separator=st.sampled_from([",", ";", "\t", "|"]),
+    mark=st.sampled_from([".", ","]),
+    thousands=st.sampled_from(["", "'", " ", "\u00a0", "other"]),
+    encoding=st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "cp1252"]),
+    end=st.sampled_from(["\n", "\r\n"]),
+    behind=st.booleans(),
+    above=st.sampled_from(["", "# written by hand\n", "Title\n\n"]),
+)
+def test_a_table_in_any_dialect_is_the_plain_one(
+    tmp_path_factory, numbers, separator, mark, thousands, encoding, end, behind, above
+):
+    thousands = {"other": "." if mark == "," else ","}.get(thousands, thousands)
+    cities = ["Oslo", "Zürich", "São Paulo"]
+    rows = [["größe", "city"]]
+    for i, x in enumerate(numbers):
+        cell = written(x, mark, thousands)
+        rows.append([f'"{cell}"' if separator in cell else cell, cities[i % 3]])
+    lines = [separator.join(row) + separator * behind for row in rows]
+    text = end.join([*above.splitlines(), *lines, ""])
+    path = tmp_path_factory.mktemp("dialects") / "t.csv"
+    path.write_bytes(text.encode(encoding))
+    options = Conventions()
+    if all(x == round(x) or abs(x) >= 1 for x in numbers):  # three digits may be thousands
+        options = Conventions(decimal=mark)
+    found, conventions, _ = typed(read_table(path), options)
+    assert conventions.decimal == mark
+    assert found["größe"].tolist() == numbers
+    assert found["city"].tolist() == [cities[i % 3] for i in range(len(numbers))]

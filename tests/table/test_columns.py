@@ -1,0 +1,165 @@
+import numpy as np
+import pandas as pd
+import pytest
+
+from pyro_dgp.table.columns import Columns, names_of_rows
+
+FRAME = pd.DataFrame(
+    {
+        "size": [1.0, 2.0, 4.0, 8.0],
+        "rooms": [1, 2, 2, 3],
+        "city": ["Oslo", "Rome", "Rome", "Rome"],
+        "garden": [True, False, True, False],
+        "price": [10.0, 20.0, 30.0, 45.0],
+    }
+)
+
+
+def test_numbers_truth_values_and_categories():
+    columns = Columns.of(FRAME, ["price"])
+    X = columns.inputs(FRAME)
+    assert list(X) == ["size", "rooms", "garden", "city_Rome", "city_Oslo"]
+    assert X["garden"].tolist() == [1, 0, 1, 0]
+    assert X["city_Oslo"].tolist() == [1, 0, 0, 0]
+    assert columns.target_values(FRAME).tolist() == FRAME["price"].tolist()
+    # What is kept is enough for rows of another day, in another order of columns.
+    again = Columns(**columns.as_dict())
+    new = FRAME[["city", "garden", "rooms", "size"]].iloc[[1]]
+    assert again.inputs(new).to_numpy().tolist() == X.iloc[[1]].to_numpy().tolist()
+    assert again.remarks(new) == []
+
+
+def test_several_targets_and_dropped_columns():
+    columns = Columns.of(FRAME, ["price", "size"], drop=["city"])
+    assert list(columns.inputs(FRAME)) == ["rooms", "garden"]
+    assert columns.target_values(FRAME).shape == (4, 2)
+    with pytest.raises(ValueError, match="named twice"):
+        Columns.of(FRAME, ["price"], drop=["price"])
+
+
+def test_what_is_missing_is_an_input():
+    frame = FRAME.assign(size=[1.0, np.nan, np.nan, 8.0], city=["Oslo", None, "Rome", "Rome"])
+    columns = Columns.of(frame, ["price"])
+    X = columns.inputs(frame)
+    assert X["size"].tolist() == [1, 4.5, 4.5, 8]
+    assert X["size (missing)"].tolist() == [0, 1, 1, 0]
+    assert X["city_Rome"].tolist() == [0, 0, 1, 1]
+    assert X["city (missing)"].tolist() == [0, 1, 0, 0]
+    assert columns.remarks(frame) == []
+    # Nothing but missing or not is information, too.
+    only = Columns.of(FRAME.assign(size=[1.0, np.nan, 1.0, 1.0]), ["price"])
+    assert "size (missing)" in only.inputs(frame)
+
+
+def test_what_was_never_missing_is_told():
+    columns = Columns.of(FRAME, ["price"])
+    new = FRAME.assign(size=[1, np.nan, 4, 8], city=["Oslo", None, "Rome", "Rome"])
+    X = columns.inputs(new)
+    assert X["size"].tolist() == [1, 3, 4, 8]
+    assert X.loc[1, ["city_Oslo", "city_Rome"]].tolist() == [0, 0]
+    number, text = columns.remarks(new)
+    assert "'size' is missing in 1 row, as it never was" in number
+    assert "Column 'city' is missing in 1 row, as it never was" in text
+
+
+def test_dates():
+    days = pd.to_datetime(["2020-01-06", "2020-02-04", "2021-03-03", None])
+    columns = Columns.of(FRAME.assign(day=days), ["price"])
+    X = columns.inputs(FRAME.assign(day=days))
+    parts = ["year", "month", "day of year", "weekday"]
+    assert [c for c in X if c.startswith("day")] == [
+        *(f"day ({part})" for part in parts),
+        "day (missing)",
+    ]
+    assert X["day (year)"].tolist() == [2020, 2020, 2021, 2020]
+    assert X["day (day of year)"].tolist() == [6, 35, 62, 35]
+    assert X["day (weekday)"].tolist()[:3] == [0, 1, 2]
+    assert X["day (missing)"].tolist() == [0, 0, 0, 1]
+    remark, *_ = columns.remarks(FRAME.assign(day=pd.to_datetime("2030-01-05")))
+    assert "'day (year)' lies far outside the training rows, which are from 2020 to 2021" in remark
+    hours = pd.date_range("2020-01-01", periods=4, freq="30min")
+    X = Columns.of(FRAME.assign(day=hours), ["price"]).inputs(FRAME.assign(day=hours))
+    assert X["day (hour)"].tolist() == [0, 0.5, 1, 1.5]
+    assert "day (year)" not in X
+
+
+def test_columns_that_do_not_vary_are_left_out():
+    frame = FRAME.assign(size=3.0, city="Oslo", day=pd.Timestamp("2020-01-01"), empty=np.nan)
+    columns = Columns.of(frame, ["price"])
+    assert columns.constant == ["size", "city", "day", "empty"]
+    assert columns.used == ["rooms", "garden"]
+    with pytest.raises(ValueError, match=r"No input column is left.*\(size, city do not vary\)"):
+        Columns.of(frame[["size", "city", "price"]], ["price"])
+
+
+def test_many_categories():
+    """Rare ones together; new ones with them, or nowhere where there were none."""
+    counts = [*range(1, 30), 100]
+    names = np.repeat([f"c{i}" for i in range(len(counts))], counts)
+    frame = pd.DataFrame({"x": names, "y": np.arange(len(names), dtype=float)})
+    columns = Columns.of(frame, ["y"])
+    X = columns.inputs(frame)
+    assert X.shape[1] == 27
+    assert X["x (other)"].sum() == 1 + 2 + 3 + 4
+    assert (X.sum(axis=1) == 1).all()
+    new = pd.DataFrame({"x": ["c29", "new"]})
+    assert columns.inputs(new)[["x_c29", "x (other)"]].to_numpy().tolist() == [[1, 0], [0, 1]]
+    assert columns.remarks(new) == []
+    few = Columns.of(FRAME, ["price"])
+    new = FRAME.assign(city=["Oslo", "Bonn", "Bonn", "Ulm"])
+    assert few.inputs(new)[["city_Oslo", "city_Rome"]].sum(axis=1).tolist() == [1, 0, 0, 0]
+    (remark,) = few.remarks(new)
+    assert "'city' has texts in 3 rows that were not in the training rows (Bonn, Ulm)" in remark
+
+
+def test_far_outside_the_training_rows():
+    columns = Columns.of(FRAME, ["price"])
+    (remark,) = columns.remarks(FRAME.assign(size=[1, 11, 12, -3.0]))
+    assert remark == (
+        "'size' lies far outside the training rows, which are from 1 to 8, in 2 rows (such as 12)."
+    )
+
+
+def test_names_of_rows():
+    n = 30
+    frame = pd.DataFrame(
+        {
+            "count": np.arange(5.0, 5 + n),
+            "name": [f"r{i}" for i in range(n)],
+            "number": np.arange(n) * 2.0,
+            "city": ["Oslo", "Rome"] * (n // 2),
+        }
+    )
+    frame["address"] = [f"street {i}" if i < 25 else "market" for i in range(n - 1)] + ["x"]
+    assert names_of_rows(frame).keys() == {"count", "name", "address"}
+    assert names_of_rows(frame.iloc[:10]) == {}
+
+
+@pytest.mark.parametrize(
+    ("frame", "match"),
+    [
+        (FRAME.assign(price=["a", "b", "c", "d"]), "'price' must hold numbers.* 'a', 'b', 'c'"),
+        (FRAME.assign(price=pd.Timestamp("2020-01-01")), "'price' must hold numbers.*dates"),
+        (FRAME.assign(price=[1, 2, np.inf, 3]), "'price' is infinite in 1 row"),
+        (FRAME.assign(size=[1, 2, np.inf, 3]), "'size' is infinite in 1 row"),
+        (FRAME.assign(city_Oslo=[1.0, 2, 3, 4]), "would be called 'city_Oslo'"),
+        (FRAME[["price"]], "No input column is left"),
+        (FRAME.drop(columns="price"), r"no column 'price'\. The columns are size, rooms"),
+    ],
+)
+def test_tables_that_cannot_be_used(frame, match):
+    with pytest.raises(ValueError, match=match):
+        Columns.of(frame, ["price"]).inputs(frame)
+
+
+def test_new_rows_that_do_not_fit():
+    columns = Columns.of(FRAME, ["price"])
+    with pytest.raises(ValueError, match="has no column 'rooms'"):
+        columns.inputs(FRAME.drop(columns="rooms"))
+    with pytest.raises(ValueError, match="Column 'size' must hold numbers"):
+        columns.inputs(FRAME.assign(size=["a"] * 4))
+
+
+def test_a_typical_row():
+    row = Columns.of(FRAME, ["price"]).typical(FRAME)
+    assert row.iloc[0].to_dict() == {"size": 3.0, "rooms": 2.0, "garden": 0.5, "city": "Rome"}

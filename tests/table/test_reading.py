@@ -1,0 +1,153 @@
+"""Files as people have them: dialects are recognised, or named with a way out."""
+
+import io
+import zipfile
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pyro_dgp.table.reading import read_table
+
+ROWS = [["size", "city", "price"], ["1.5", "Oslo", "10"], ["2", "Rome", "20"], ["4", "Rome", "3"]]
+FRAME = pd.DataFrame(ROWS[1:], columns=ROWS[0], dtype=object)
+
+
+def text(separator=",", rows=ROWS):
+    return "".join(separator.join(row) + "\n" for row in rows)
+
+
+def write(tmp_path, content, name="t.csv"):
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def assert_read(path, frame=FRAME, **options):
+    table = read_table(path, **options)
+    assert list(table.frame) == list(frame)
+    assert table.frame.to_numpy().tolist() == frame.to_numpy().tolist()
+    return table
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|", " ", "; ", ",  "])
+def test_separators(tmp_path, separator):
+    table = assert_read(write(tmp_path, text(separator)))
+    assert len(table.notes) == (not separator.startswith(","))
+    assert_read(write(tmp_path, text(separator)), separator=separator[0])
+
+
+@pytest.mark.parametrize(
+    "encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32", "latin-1", "cp1252"]
+)
+def test_encodings(tmp_path, encoding):
+    rows = [["größe", "y"], ["1", "é"], ["2", "ü"]]
+    frame = pd.DataFrame(rows[1:], columns=rows[0])
+    table = assert_read(write(tmp_path, text(";", rows).encode(encoding)), frame)
+    assert ("Latin-1" in " ".join(table.notes)) == (encoding in ("latin-1", "cp1252"))
+    without_mark = write(tmp_path, text(";", rows).encode("utf-16-le"))
+    assert_read(without_mark, frame, encoding="utf-16-le")
+    with pytest.raises(ValueError, match="is no text file"):
+        read_table(without_mark)
+    with pytest.raises(ValueError, match="cannot be read with --encoding nonsense"):
+        read_table(without_mark, encoding="nonsense")
+
+
+def test_line_ends_quotes_and_separators_behind(tmp_path):
+    assert_read(write(tmp_path, text().replace("\n", "\r\n")))
+    assert_read(write(tmp_path, text().replace("\n", "\r")))
+    assert_read(write(tmp_path, text().rstrip("\n") + "\n\n\n"))
+    assert_read(write(tmp_path, text().replace("\n", ",\n")))
+    # The names alone lack it.
+    head, *body = text(";").splitlines()
+    assert_read(write(tmp_path, "\n".join([head, *(line + ";" for line in body)])))
+    quoted = [["a", "y"], ['"1,234"', "2"], ['"say ""so"""', "3"], ['"two\nlines"', "4"]]
+    frame = pd.DataFrame(
+        [["1,234", "2"], ['say "so"', "3"], ["two\nlines", "4"]], columns=["a", "y"]
+    )
+    assert_read(write(tmp_path, text(",", quoted)), frame)
+
+
+def test_lines_above_and_units_below(tmp_path):
+    above = "# a comment, of 2021\nPrices of houses\n\n"
+    table = assert_read(write(tmp_path, above + text(";")))
+    assert "3 lines above the names left out." in table.notes
+    assert table.lines.tolist() == [5, 6, 7]
+    assert_read(write(tmp_path, above + text(";")), skip_rows=3)
+    units = [ROWS[0], ["m²", "", "EUR"], *ROWS[1:]]
+    table = assert_read(write(tmp_path, text(",", units)))
+    assert table.lines.tolist() == [3, 4, 5]
+    assert any("left out, as units" in note for note in table.notes)
+    # A missing value, or a mistake in one column, is not a unit.
+    for first in (["NA", "Bonn", "?"], ["abc", "Bonn", "7"]):
+        rows = [ROWS[0], first, *ROWS[1:]]
+        assert_read(write(tmp_path, text(",", rows)), pd.DataFrame(rows[1:], columns=rows[0]))
+
+
+def test_row_numbers_are_left_out(tmp_path):
+    rows = [["", *ROWS[0]], *([str(i), *row] for i, row in enumerate(ROWS[1:]))]
+    assert_read(write(tmp_path, text(",", rows)))
+
+
+def test_compressed_files_and_standard_input(tmp_path, monkeypatch):
+    for ending in (".gz", ".bz2", ".xz"):
+        FRAME.to_csv(tmp_path / f"t.csv{ending}", index=False)
+        assert_read(tmp_path / f"t.csv{ending}")
+    with zipfile.ZipFile(tmp_path / "t.zip", "w") as archive:
+        archive.writestr("t.csv", text())
+    assert_read(tmp_path / "t.zip")
+    with zipfile.ZipFile(tmp_path / "t.zip", "a") as archive:
+        archive.writestr("u.csv", text())
+    with pytest.raises(ValueError, match="holds 2 files"):
+        read_table(tmp_path / "t.zip")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text().encode())))
+    assert_read("-")
+
+
+def test_workbooks(tmp_path):
+    frame = pd.DataFrame({"size": [1.5, 2.0], "city": ["Oslo", None]})
+    with pd.ExcelWriter(tmp_path / "t.xlsx") as writer:
+        frame.to_excel(writer, sheet_name="first", index=False)
+        FRAME.to_excel(writer, sheet_name="second", index=False)
+    table = read_table(tmp_path / "t.xlsx")
+    assert table.frame["size"].tolist() == [1.5, 2.0]
+    assert "Of the sheets first, second, 'first' is read" in table.notes[0]
+    assert list(read_table(tmp_path / "t.xlsx", sheet="second").frame) == list(FRAME)
+    with pytest.raises(ValueError, match="has no sheet 'third', but first, second"):
+        read_table(tmp_path / "t.xlsx", sheet="third")
+
+
+def test_parquet_keeps_types(tmp_path):
+    frame = pd.DataFrame({"a": np.array([1, 2], "int16"), "b": ["x", "y"]})
+    frame.to_parquet(tmp_path / "t.parquet")
+    assert read_table(tmp_path / "t.parquet").frame["a"].dtype == "int16"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "match"),
+    [
+        ("t.csv", "", "t.csv is empty"),
+        ("t.csv", "\n \n", "t.csv is empty"),
+        ("t.csv", "a,b\n", "has no rows"),
+        ("t.csv", "a\n1\n2\n", "has one column only"),
+        ("t.csv", "a,a\n1,2\n", "several columns called 'a'"),
+        ("t.csv", "a,,y\n1,2,3\n", "column 2 has no name"),
+        ("t.csv", "a,y\n1,2\n4,5,6\n7,8\n", "more fields in line 3 than the 2 names"),
+        ("t.csv", "a,y,b\n1,2,3\n4,5\n7,8,9\n", "fewer fields in line 3 than the 3 names"),
+        ("t.csv", "1,2\n3,4\n5,6\n", "seems to have no names of columns: its first line is 1, 2"),
+        ("t.csv", b"\x00\x01\x02", "is no text file"),
+        ("t.csv.gz", "a,b\n1,2\n", "is no .gz file, or a damaged one"),
+        ("t.parquet", "a,b\n1,2\n", "is no Parquet file, or a damaged one"),
+        ("t.xlsx", "a,b\n1,2\n", "is no Excel file, or a damaged one"),
+    ],
+)
+def test_files_that_are_no_tables(tmp_path, name, content, match):
+    with pytest.raises(ValueError, match=match):
+        read_table(write(tmp_path, content, name))
+
+
+def test_folders_and_absent_files(tmp_path):
+    with pytest.raises(ValueError, match="is a folder"):
+        read_table(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        read_table(tmp_path / "absent.csv")
