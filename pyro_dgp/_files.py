@@ -52,8 +52,10 @@ def write_json(record: dict, path: Path) -> None:
 
 def write_tensors(state: dict, path: Path) -> None:
     """Writes tensors, numbers, strings, lists and dicts for :func:`read_tensors`."""
-    with written_whole(path) as temporary:
-        torch.save(_plain(state), temporary)
+    content = io.BytesIO()  # so that a full disk is an OSError, which torch's own writer hides
+    torch.save(_plain(state), content)
+    with written_whole(path) as temporary, open(temporary, "wb") as file:
+        file.write(content.getbuffer())
 
 
 def read_tensors(path: Path, what: str) -> dict:

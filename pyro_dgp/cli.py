@@ -22,7 +22,7 @@ from pyro_dgp.experiments.studies import demo_config, some_data, trained
 from pyro_dgp.experiments.table1 import FORMATS, read_evaluations, table1
 from pyro_dgp.gp.kernels import KERNELS
 from pyro_dgp.memory import keep_freed_memory
-from pyro_dgp.table.commands import add_fit, add_plot, add_predict
+from pyro_dgp.table.commands import add_evaluate, add_fit, add_plot, add_predict
 
 __all__ = ["main"]
 
@@ -31,8 +31,8 @@ def main(argv: list[str] | None = None) -> int:
     """Runs a command.
 
     :param argv: Arguments without the program's name; None for the process's.
-    :returns: 0 for success, 2 for a wrong argument or missing data, 3 for a failure in training,
-        130 after Ctrl-C.
+    :returns: 0 for success, 2 for a wrong argument or missing data, 3 for a failure of training or
+        of something else that has run, 130 after Ctrl-C.
     """
     if argv is None:  # a process of our own
         keep_freed_memory()
@@ -43,8 +43,11 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, OSError, ImportError) as error:
         print(f"pyro-dgp: error: {error}", file=sys.stderr)
         return 2
-    except (ArithmeticError, RuntimeError) as error:
+    except ArithmeticError as error:
         print(f"pyro-dgp: training failed: {error}", file=sys.stderr)
+        return 3
+    except RuntimeError as error:
+        print(f"pyro-dgp: failed: {error}", file=sys.stderr)
         return 3
     except KeyboardInterrupt:
         print("pyro-dgp: interrupted.", file=sys.stderr)
@@ -244,7 +247,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"pyro_dgp {__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
-    for add in (add_fit, add_predict, add_plot, _add_demo, _add_train, _add_snr, _add_reproduce):
+    for add in (
+        add_fit,
+        add_predict,
+        add_evaluate,
+        add_plot,
+        _add_demo,
+        _add_train,
+        _add_snr,
+        _add_reproduce,
+    ):
         add(commands)
     return parser
 

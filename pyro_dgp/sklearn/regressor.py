@@ -219,6 +219,15 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
         """
         return self._predict(self._check_inputs(X), z)
 
+    def predictives(self, X) -> Iterator[PredictiveMixture | Recalibrated]:
+        """:meth:`predictive` for some rows at a time, in order and in bounded memory.
+
+        To ask several things of each distribution, which is computed once.
+
+        :param X: [N, D].
+        """
+        return self._predictions(self._check_inputs(X))
+
     def _fit_target_scale(self, y: np.ndarray, weights: np.ndarray | None) -> None:
         self._y_scaler = fitted_scaler("y", y.reshape(len(y), -1), weights)
         # Weighted variances of equal numbers need not be 0.
@@ -304,8 +313,8 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
         p = PredictiveMixture(parts, self._y_ndim - 1).affine(mean, scale)
         return p if self._pool.exponent == 1 else Recalibrated(p, self._pool.exponent)
 
-    def _predictions(self, X: np.ndarray) -> Iterator[PredictiveMixture]:
-        """Predictive distributions of checked inputs, some rows at a time."""
+    def _predictions(self, X: np.ndarray) -> Iterator[PredictiveMixture | Recalibrated]:
+        """Of checked inputs, some rows at a time."""
         # All trees are asked, whatever num_samples.
         components = max(self.num_samples, NUM_TREES)
         rows = max(1, _CHUNK // (components * self._num_outputs))

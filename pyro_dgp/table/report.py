@@ -13,7 +13,7 @@ try:
 except ImportError as error:
     raise ImportError("A report needs scikit-learn: pip install 'pyro_dgp[table]'.") from error
 
-__all__ = ["report"]
+__all__ = ["model_scores", "report"]
 
 # The middles of 20 equal parts of (0, 1): the mean of pinball losses there is half a CRPS.
 _PROBABILITIES = (np.arange(20) + 0.5) / 20
@@ -36,20 +36,37 @@ def report(model, X_train, y_train, X_test, y_test, seed: int = 0) -> dict[str, 
         20 quantiles and one for the mean; its CRPS is that of the 20 quantiles.
     """
     return {
-        "latent deep GP": _model_scores(model, X_test, y_test),
+        "latent deep GP": model_scores(model, X_test, y_test),
         "normal distribution": _normal_scores(y_train, y_test),
         "quantile boosting": _boosting_scores(X_train, y_train, X_test, y_test, seed),
     }
 
 
-def _model_scores(model, X, y) -> dict:
-    lattice = model.predictive(X[:1]).lattice
+def model_scores(model, X, y) -> dict:
+    """Scores of a fitted model on rows with targets, and standard errors of their means.
+
+    :param model: A fitted :class:`~pyro_dgp.sklearn.LatentDGPRegressor` of one target.
+    :param X: [N, D].
+    :param y: [N].
+    :returns: ``log_likelihood``, ``crps`` and ``coverage`` as in :func:`report`, ``rmse``, and
+        ``log_likelihood_error`` and ``crps_error``.
+    """
+    target, found, start = torch.as_tensor(np.array(y, dtype=np.float64)), [], 0
+    for p in model.predictives(X):
+        t = target[start : start + len(p.mean)]
+        log_density = p.log_prob(t) - (math.log(p.lattice[1]) if p.lattice else 0.0)
+        found.append(torch.stack([log_density, p.crps(t), (p.mean - t).square(), p.cdf(t)]))
+        start += len(t)
+    values = torch.cat(found, 1)
+    log_likelihood, crps, square, _ = values.mean(1).tolist()
+    errors = (values.std(1) / len(target) ** 0.5).tolist()
     return {
-        "log_likelihood": float(model.log_density(X, y).mean())
-        - (math.log(lattice[1]) if lattice else 0.0),
-        "crps": float(model.crps(X, y).mean()),
-        "rmse": _rmse(model.predict(X), y),
-        "coverage": coverage(torch.as_tensor(model.cdf(X, y))),
+        "log_likelihood": log_likelihood,
+        "log_likelihood_error": errors[0],
+        "crps": crps,
+        "crps_error": errors[1],
+        "rmse": math.sqrt(square),
+        "coverage": coverage(values[3]),
     }
 
 

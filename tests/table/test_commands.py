@@ -1,14 +1,20 @@
 """fit, predict and plot, as someone with a CSV file types them."""
 
+import errno
 import io
+import json
+import signal
 import sys
 
 import numpy as np
 import pandas as pd
 import pytest
+from pyro.infer import SVI
 
 from pyro_dgp.cli import main
+from pyro_dgp.sklearn import LatentDGPRegressor
 from pyro_dgp.table import report as report_module
+from pyro_dgp.table.columns import Columns
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*interactive:UserWarning")
 
@@ -234,3 +240,94 @@ def test_a_spreadsheet_goes_all_the_way(capsys, monkeypatch, tmp_path):
     for column in ("city", "when", "size"):
         arguments = ["plot", model, str(path), "--output", str(tmp_path / "f"), "--input", column]
         assert main(arguments) == 0
+
+
+def test_evaluate_and_a_test_table(fitted, capsys, monkeypatch, tmp_path):
+    assert main(["evaluate", str(fitted / "houses.pt"), str(fitted / "houses.csv"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["rows"] == 60
+    assert found["target"] == "price"
+    assert found["crps_error"] > 0
+    assert list(found["coverage"]) == ["0.5", "0.9", "0.95"]
+    model = LatentDGPRegressor.load(fitted / "houses.pt")
+    X = Columns(**model.extra_["columns"]).inputs(table())
+    assert found["crps"] == pytest.approx(model.crps(X, table()["price"]).mean())
+    assert found["log_likelihood"] == pytest.approx(model.log_density(X, table()["price"]).mean())
+    assert main(["evaluate", str(fitted / "houses.pt"), str(fitted / "houses.csv")]) == 0
+    assert "On 60 held-out rows" in capsys.readouterr().out
+    monkeypatch.setattr(report_module, "_PROBABILITIES", np.array([0.25, 0.75]))
+    command = ["fit", str(fitted / "houses.csv"), "--target", "price", "--steps", "2", "--quiet"]
+    command += ["--layers", "1", "--test", str(fitted / "houses.csv")]
+    assert main([*command, "--output", str(tmp_path / "m.pt")]) == 0
+    assert "On 60 held-out rows" in capsys.readouterr().out
+
+
+def test_weights(fitted, capsys, tmp_path):
+    table().assign(w=[1.0] * 30 + [0.0] * 30).to_csv(tmp_path / "t.csv", index=False)
+    command = ["fit", str(tmp_path / "t.csv"), "--target", "price", "--steps", "2", "--quiet"]
+    command += ["--layers", "1", "--test-fraction", "0", "--output", str(tmp_path / "m.pt")]
+    assert main([*command, "--weights", "w"]) == 0
+    assert "60 rows, 3 inputs" in capsys.readouterr().out
+    assert main([*command, "--weights", "price"]) == 2
+    assert "'price' is the target" in capsys.readouterr().err
+    table().assign(w=-1.0).to_csv(tmp_path / "t.csv", index=False)
+    assert main([*command, "--weights", "w"]) == 2
+    assert "--weights w: a weight is negative or missing" in capsys.readouterr().err
+
+
+def test_resuming_says_which_option_has_changed(fitted, capsys, ctrl_c_at, tmp_path):
+    command = ["fit", str(fitted / "houses.csv"), "--target", "price", "--quiet", "--layers", "1"]
+    command += ["--test-fraction", "0", "--output", str(tmp_path / "m.pt")]
+    ctrl_c_at(3)
+    assert main([*command, "--steps", "5"]) == 130
+    capsys.readouterr()
+    assert main([*command, "--steps", "6"]) == 2
+    assert "interrupted, in which --steps was 5." in capsys.readouterr().err
+    assert main([*command, "--steps", "5", "--drop", "city"]) == 2
+    assert "in which --drop was []" in capsys.readouterr().err
+    assert main([*command, "--steps", "5"]) == 0
+    assert [p.name for p in tmp_path.iterdir()] == ["m.pt"]
+
+
+def test_being_terminated_saves(fitted, capsys, monkeypatch, tmp_path):
+    steps = []
+
+    def step(self, *args):
+        steps.append(0)
+        if len(steps) == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return svi_step(self, *args)
+
+    svi_step = SVI.step
+    monkeypatch.setattr(SVI, "step", step)
+    command = ["fit", str(fitted / "houses.csv"), "--target", "price", "--steps", "9", "--quiet"]
+    command += ["--layers", "1", "--output", str(tmp_path / "m.pt")]
+    assert main(command) == 130
+    assert "interrupted after 3 steps" in capsys.readouterr().err
+    assert (tmp_path / "m.pt.partial").exists()
+
+
+def test_an_interrupted_report_says_that_the_model_is_there(fitted, capsys, monkeypatch, tmp_path):
+    def report(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pyro_dgp.table.fitting.report", report)
+    command = ["fit", str(fitted / "houses.csv"), "--target", "price", "--steps", "2", "--quiet"]
+    assert main([*command, "--layers", "1", "--output", str(tmp_path / "m.pt")]) == 130
+    assert "the report was interrupted. The model is whole" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["m.pt"]
+
+
+def test_a_full_disk_leaves_the_old_model(fitted, capsys, monkeypatch, tmp_path):
+    output = tmp_path / "m.pt"
+    output.write_bytes(earlier := (fitted / "houses.pt").read_bytes())
+
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    command = ["fit", str(fitted / "houses.csv"), "--target", "price", "--steps", "2", "--quiet"]
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", full)
+        assert main([*command, "--layers", "1", "--output", str(output)]) == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert output.read_bytes() == earlier
