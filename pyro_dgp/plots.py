@@ -280,4 +280,5 @@ def like(model, rows: np.ndarray):
 
 def _name(model, feature: int) -> str:
     names = getattr(model, "feature_names_in_", None)
-    return f"x{feature}" if names is None else str(names[feature])
+    # A dollar would begin a formula.
+    return f"x{feature}" if names is None else str(names[feature]).replace("$", r"\$")

@@ -165,8 +165,9 @@ def test_model_files_are_the_model(options, num_outputs, tmp_path):
     model = whole(num_steps=4, **options).fit(X, y)
     model.save(tmp_path / "m.pt")
     loaded = LatentDGPRegressor.load(tmp_path / "m.pt")
-    assert np.array_equal(loaded.predict(X), model.predict(X))
-    assert np.array_equal(loaded.crps(X, y), model.crps(X, y))
+    some = slice(10)
+    assert np.array_equal(loaded.predict(X[some]), model.predict(X[some]))
+    assert np.array_equal(loaded.crps(X[some], y[some]), model.crps(X[some], y[some]))
     assert loaded.pool_weights_ == model.pool_weights_
     assert loaded.exponent_ == model.exponent_
     assert loaded.get_params() == model.get_params()

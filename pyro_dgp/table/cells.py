@@ -1,8 +1,9 @@
 """From texts in cells to numbers, dates and categories."""
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
 
 import numpy as np
 
@@ -11,12 +12,16 @@ from pyro_dgp.table.reading import MISSING, Table
 
 __all__ = ["Conventions", "bad_cells", "typed"]
 
-# Of a column of numbers, at least this share of the cells are numbers; the others are mistakes.
-_NEARLY_ALL = 0.9
+# What is mostly numbers, or dates, is a column of them with mistakes.
+_MOSTLY = 0.5
+# A column tells of decimal marks if so many of its texts are numbers, and tells by a mark only if
+# by more cells than so many of the others.
+_NEARLY_ALL, _MISTAKES = 0.9, 0.05
 # Fewer different numbers than this may be codes, among which a text is one more.
 _FEW_CODES = 10
 _NUM_NAMED = 5
 
+_PLAIN = re.compile(r"[+-]?\d+(?:[.,]\d*)?")
 _CURRENCY = r"[$€£¥₹₽₩]|EUR|USD|GBP|CHF|JPY|SEK|NOK|DKK|PLN|CZK|kr\.?|Fr\."
 _NUMBER = re.compile(
     rf"(?P<open>\()?(?P<sign>[+-])?\s*(?P<before>{_CURRENCY})?\s*(?P<sign2>[+-])?"
@@ -48,11 +53,13 @@ class Conventions:
     :param str dates: "dmy" for days first and "mdy" for months first, as in 3/4/2021; or None.
     :param list missing: What means that a number or a date is missing, beside empty cells and
         NA, NaN, null, none, ?, - and the like.
+    :param dict signs: Signs of units, such as % or €, by columns.
     """
 
     decimal: str | None = None
     dates: str | None = None
     missing: list[str] = field(default_factory=list)
+    signs: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.decimal not in (None, ".", ","):
@@ -62,6 +69,11 @@ class Conventions:
 
     def means_missing(self, text: str) -> bool:
         return text.lower() in MISSING or text in self.missing
+
+    @property
+    def missing_numbers(self) -> list[float]:
+        """Those of ``missing`` that are numbers, however they are written."""
+        return [float(m.replace(",", ".")) for m in self.missing if _PLAIN.fullmatch(m)]
 
 
 def typed(
@@ -86,6 +98,7 @@ def typed(
     :raises ValueError: If a cell of a column of numbers holds none, or numbers or dates may be read
         in two ways.
     """
+    numeric, dates, categorical = list(numeric), list(dates), list(categorical)
     kinds = dict.fromkeys(numeric, "number") | dict.fromkeys(dates, "date")
     kinds |= dict.fromkeys(categorical, "text") | dict.fromkeys(lenient, "lenient")
     unknown = [name for name in kinds if name not in table.frame.columns and name not in lenient]
@@ -93,54 +106,106 @@ def typed(
         raise ValueError(
             f"There is no column '{unknown[0]}'. The columns are {', '.join(table.frame.columns)}."
         )
-    texts = {name: _texts(column) for name, column in table.frame.items() if _holds_texts(column)}
-    distinct = {
-        name: [t for t in column.unique() if t and not conventions.means_missing(t)]
-        for name, column in texts.items()
-    }
-    usual = usual or Conventions()
+    both = sorted({*numeric} & {*categorical})
+    if both:
+        raise ValueError(f"Column '{both[0]}' cannot be numeric and categorical at once.")
+    given, usual = conventions, usual or Conventions()
+    conventions = replace(given, missing=[*given.missing, *usual.missing])
+    texts = {n: _Texts(n, c, conventions) for n, c in table.frame.items() if _holds_texts(c)}
     readers = {
-        name: _Reader(name, values, conventions)
-        for name, values in distinct.items()
+        name: _Reader(column)
+        for name, column in texts.items()
         if kinds.get(name) not in ("text", "date")
     }
-    decimal = conventions.decimal or _decimal(table, readers.values(), usual.decimal)
-    order = conventions.dates or usual.dates
-    found, notes, affixes = {}, [], {}
+    told = conventions.decimal or _decimal(table, readers.values(), usual.decimal)
+    decimal = told or usual.decimal or "."
+    order = conventions.dates
+    found, notes, signs = {}, [], {}
     for name, column in table.frame.items():
         kind = kinds.get(name)
         if name not in texts:
-            found[name] = _of_dtype(name, column, kind)
+            found[name] = _of_dtype(name, column, kind, conventions)
             continue
-        column, values = texts[name], distinct[name]
-        if kind in (None, "date"):
-            parsed, order = _dates(name, values, order, conventions.dates or usual.dates)
+        text = texts[name]
+        if kind in (None, "date") and text.values:
+            parsed, order = _dates(table, text, order, usual.dates, kind == "date")
             if parsed is not None:
-                found[name] = column.map(parsed).astype("datetime64[us]")
+                found[name] = text.cells.map(parsed).astype("datetime64[us]")
                 continue
-            if kind == "date":
-                raise ValueError(_bad(table, name, column, values, "dates", _is_date))
-        if kind == "text" or not values:
-            found[name] = column.where(column != "").astype(object)
+        if kind == "date":
+            found[name] = pd.Series(pd.NaT, column.index, "datetime64[us]")
+            continue
+        if kind == "text" or (kind is None and not text.values and text.exact.isna().all()):
+            found[name] = text.as_texts()
             continue
         numbers = readers[name].numbers(decimal)
-        bad = [v for v in values if v not in numbers]
-        nearly = len(numbers) > _FEW_CODES and _share(column, numbers, conventions) >= _NEARLY_ALL
-        if bad and kind != "lenient" and (kind == "number" or nearly):
-            raise ValueError(_bad(table, name, column, values, "numbers", numbers.__contains__))
+        bad = [v for v in text.values if v not in numbers]
+        share = text.share(numbers)
+        mostly = share >= _MOSTLY and len(numbers) + text.exact.nunique() > _FEW_CODES
+        if bad and kind != "lenient" and (kind == "number" or mostly):
+            raise ValueError(_bad(table, text, "numbers", numbers.__contains__, usual))
         if bad and kind != "lenient":
-            found[name] = column.where(column != "").astype(object)
+            if share >= _MOSTLY:
+                some = ", ".join(f"'{v}'" for v in bad[:3])
+                notes.append(
+                    f"Column '{name}' is taken for texts, because of {some} beside numbers "
+                    f"(--missing, --numeric)."
+                )
+            found[name] = text.as_texts()
             continue
-        found[name] = column.map(numbers).astype("float64")
+        values = text.cells.map(numbers).astype("float64")
+        found[name] = _without(text.exact.where(text.exact.notna(), values), conventions)
         if readers[name].affixes:
-            affixes[name] = readers[name].affixes.pop()
-    if decimal == "," and not conventions.decimal:
+            signs[name] = next(iter(readers[name].affixes))
+    if decimal == "," and not given.decimal:
         notes.append("Numbers have decimal commas.")
-    for affix in sorted(set(affixes.values())):
-        where = ", ".join(name for name, own in affixes.items() if own == affix)
-        notes.append(f"The sign {affix} of the numbers in {where} is left out.")
+    for sign in sorted(set(signs.values())):
+        where = ", ".join(name for name, own in signs.items() if own == sign)
+        notes.append(f"The sign {sign} of the numbers in {where} is left out.")
+    for name, sign in usual.signs.items():
+        if name in texts and texts[name].values and signs.get(name) != sign:
+            now = f"the sign {signs[name]}" if name in signs else "no such sign"
+            notes.append(
+                f"The numbers of '{name}' had the sign {sign} in the training rows, and have {now} "
+                "here: are they in the same unit?"
+            )
     frame = pd.DataFrame(found, index=table.frame.index)
-    return frame, Conventions(decimal, order, list(conventions.missing)), notes
+    return frame, replace(conventions, decimal=told, dates=order, signs=signs), notes
+
+
+class _Texts:
+    """The cells of a column of texts, among which a spreadsheet may have numbers.
+
+    :param str name: Of the column.
+    :param pandas.Series cells: Texts with plain spaces and minus signs, "" where missing.
+    :param pandas.Series exact: The numbers among them as they are, NaN elsewhere.
+    :param list values: The different texts that are neither missing nor such numbers.
+    """
+
+    def __init__(self, name: str, column: pd.Series, conventions: Conventions) -> None:
+        self.name, self.conventions = name, conventions
+        column = column.astype(object)
+        is_number = column.map(
+            lambda v: isinstance(v, int | float | Decimal | np.number) and not isinstance(v, bool)
+        )
+        self.exact = column.where(is_number & column.notna()).astype("float64")
+        texts = column.where(column.notna(), "").map(
+            lambda v: f"{v:.15g}" if isinstance(v, float) else str(v)
+        )
+        texts = texts.str.strip().str.replace("\u2212", "-")
+        self.cells = texts.str.replace("[\u00a0\u202f\u2009]", " ", regex=True)
+        values = self.cells[self.exact.isna()].unique()
+        self.values = [t for t in values if t and not conventions.means_missing(t)]
+
+    def as_texts(self) -> pd.Series:
+        return self.cells.where(self.cells != "").astype(object)
+
+    def share(self, good: Container[str]) -> float:
+        """Of the cells that are not missing, those that are numbers, or good."""
+        present = self.cells[(self.cells != "") & ~self.cells.map(self.conventions.means_missing)]
+        if not len(present):
+            return 0.0
+        return float((present.map(good.__contains__) | self.exact[present.index].notna()).mean())
 
 
 def _holds_texts(column: pd.Series) -> bool:
@@ -155,23 +220,22 @@ def _is_string(column) -> bool:
     return pd.api.types.is_string_dtype(column) and column.dtype != object
 
 
-def _texts(column: pd.Series) -> pd.Series:
-    """With plain spaces and minus signs, "" where missing."""
-    texts = column.astype(object).where(column.notna(), "").astype(str)
-    return (
-        texts.str.strip()
-        .str.replace("\u2212", "-")
-        .str.replace("[\u00a0\u202f\u2009]", " ", regex=True)
-    )
+def _without(numbers: pd.Series, conventions: Conventions) -> pd.Series:
+    """Numbers but for those that mean missing."""
+    return numbers.mask(numbers.isin(conventions.missing_numbers))
 
 
-def _of_dtype(name: str, column: pd.Series, kind: str | None) -> pd.Series:
+def _of_dtype(
+    name: str, column: pd.Series, kind: str | None, conventions: Conventions
+) -> pd.Series:
     """A column that the file says the kind of."""
     if isinstance(column.dtype, pd.CategoricalDtype):
         column = column.astype(column.cat.categories.dtype)
     if kind == "text":
         texts = column.map(lambda v: f"{v:.15g}" if isinstance(v, float) else str(v))
         return texts.where(column.notna()).astype(object)
+    if column.isna().all() and kind == "date":
+        return pd.Series(pd.NaT, column.index, "datetime64[us]")
     if pd.api.types.is_datetime64_any_dtype(column):
         return (column.dt.tz_localize(None) if column.dt.tz is not None else column).astype(
             "datetime64[us]"
@@ -179,7 +243,8 @@ def _of_dtype(name: str, column: pd.Series, kind: str | None) -> pd.Series:
     if pd.api.types.is_timedelta64_dtype(column):
         return column.dt.total_seconds()
     try:  # numbers, truth values, decimals, also with missing ones among them
-        return pd.to_numeric(column.astype(object).where(column.notna(), np.nan)).astype("float64")
+        numbers = pd.to_numeric(column.astype(object).where(column.notna(), np.nan))
+        return _without(numbers.astype("float64"), conventions)
     except (TypeError, ValueError):
         pass
     try:
@@ -192,19 +257,14 @@ def _of_dtype(name: str, column: pd.Series, kind: str | None) -> pd.Series:
         ) from None
 
 
-def _share(column: pd.Series, numbers: dict, conventions: Conventions) -> float:
-    present = column[(column != "") & ~column.map(conventions.means_missing)]
-    return float(present.isin(numbers.keys()).mean()) if len(present) else 0.0
-
-
 # Numbers.
 
 
 class _Reader:
     """What the texts of a column are as numbers, by the decimal mark."""
 
-    def __init__(self, name: str, values: Sequence[str], conventions: Conventions) -> None:
-        self.name, self.values = name, values
+    def __init__(self, texts: "_Texts") -> None:
+        self.name, self.values = texts.name, (values := texts.values)
         self.affixes: set[str] = set()
         truth = {v.lower() for v in values} <= {"true", "false"}
         self._truth = {v: float(v.lower() == "true") for v in values} if truth else None
@@ -212,7 +272,7 @@ class _Reader:
         matches = {v: m for v in values if (m := _NUMBER.fullmatch(v)) and _is_whole(m)}
         signs = {v: m["before"] or m["after"] for v, m in matches.items()}
         kinds = {sign for sign in signs.values() if sign}
-        mixed = len(kinds) > 1 or ("%" in kinds and None in signs.values())
+        mixed = len(kinds) > 1 or (bool(kinds & {"%", "‰"}) and None in signs.values())
         if mixed:
             matches = {v: m for v, m in matches.items() if not signs[v]}
         elif kinds:
@@ -245,18 +305,22 @@ def _is_whole(match: re.Match) -> bool:
     return one_sign and bool(match["open"]) == bool(match["close"])
 
 
-def _decimal(table: Table, readers: Iterable[_Reader], usual: str | None) -> str:
-    """The mark by which all columns of numbers are such, if there is one."""
+def _decimal(table: Table, readers: Iterable[_Reader], usual: str | None) -> str | None:
+    """The mark by which all columns of numbers are such; None if any does."""
     telling, doubtful = {}, None
     for reader in readers:
         point, comma = (reader.numbers(mark) for mark in ".,")
-        least = _NEARLY_ALL * len(reader.values)
-        if max(len(point), len(comma)) < max(least, 1):
+        if (not point and not comma) or max(len(point), len(comma)) < _NEARLY_ALL * len(
+            reader.values
+        ):
             continue
-        if len(point) != len(comma):
-            telling["." if len(point) > len(comma) else ","] = reader
-        elif point != comma:
-            doubtful = doubtful or (reader.name, next(v for v in point if point[v] != comma[v]))
+        differing = [v for v in point.keys() & comma.keys() if point[v] != comma[v]]
+        more, less = (point, comma) if len(point) > len(comma) else (comma, point)
+        # A cell in a hundred may be a mistake.
+        if len(more) - len(less) > _MISTAKES * len(differing):
+            telling["." if more is point else ","] = reader
+        elif differing:
+            doubtful = doubtful or (reader.name, min(differing))
     if len(telling) == 1:
         return next(iter(telling))
     if telling:
@@ -264,57 +328,67 @@ def _decimal(table: Table, readers: Iterable[_Reader], usual: str | None) -> str
         raise ValueError(
             f"Of the columns {names}, one has decimal points and one has commas; give --decimal."
         )
-    if doubtful and usual is None and table.separator not in (None, ","):
+    if doubtful and usual is None and table.separator != ",":
         name, example = doubtful
         raise ValueError(
             f"Column '{name}' has numbers such as {example}, of which it is not clear whether "
             "thousands or decimals are set apart; give --decimal . or --decimal ,"
         )
-    return usual or "."
+    return None
 
 
 # Dates.
 
 
-def _is_date(value: str) -> bool:
-    return _DATE.fullmatch(value) is not None
-
-
 def _dates(
-    name: str, values: Sequence[str], order: str | None, usual: str | None
+    table: Table, text: _Texts, order: str | None, usual: str | None, must: bool
 ) -> tuple[dict | None, str | None]:
-    """Dates by text, and the order of days and months; None if the texts are no dates."""
-    matches = {value: _DATE.fullmatch(value) for value in values}
-    if not values or not all(matches.values()):
+    """Dates by text, and the order of days and months; None if the texts are no dates.
+
+    :param str order: Given, or found in other columns.
+    :param str usual: Of the training rows.
+    :param bool must: They are dates.
+    """
+    matches = {v: m for v in text.values if (m := _DATE.fullmatch(v))}
+    if not must and len(matches) < max(_MOSTLY * len(text.values), 1):
         return None, order
-    ambiguous = [m for m in matches.values() if m["a"]]
-    own = order
-    if ambiguous:
-        if all(m["t"] == "." for m in ambiguous) or any(int(m["a"]) > 12 for m in ambiguous):
-            own = "dmy"
-        elif any(int(m["b"]) > 12 for m in ambiguous):
-            own = "mdy"
-        elif all(m["a"] == m["b"] for m in ambiguous):
-            own = order or "dmy"
-        if own is None:
+    numbers = [m for m in matches.values() if m["a"]]
+    ordered = [m for m in numbers if m["t"] != "."]  # with points, days come first everywhere
+    late = {"dmy": [m for m in ordered if int(m["a"]) > 12],
+            "mdy": [m for m in ordered if int(m["b"]) > 12]}  # fmt: skip
+    expected = order or usual
+    own = expected or next((o for o in late if late[o]), None)
+    against = late["mdy" if own == "dmy" else "dmy"] if own else []
+    if against and expected and not late[expected]:
+        raise ValueError(
+            f"Column '{text.name}' has dates such as {against[0][0]}, in which the day does not "
+            f"stand where --dates {expected} has it{'' if order else ', as in the training rows'}."
+        )
+    if ordered and own is None:
+        if any(m["a"] != m["b"] for m in ordered):
             raise ValueError(
-                f"Column '{name}' has dates such as {values[0]}, of which it is not clear whether "
-                "days or months come first; give --dates dmy or --dates mdy, or --drop it."
+                f"Column '{text.name}' has dates such as {ordered[0][0]}, of which it is not clear "
+                "whether days or months come first; give --dates dmy or --dates mdy."
             )
-        if any(m["t"] != "." for m in ambiguous):
-            order = own
+        own = "dmy"
     found = {}
     for value, m in matches.items():
-        day, month = (m["a"], m["b"]) if own == "dmy" else (m["b"], m["a"])
+        first = "dmy" if m["t"] == "." and order is None else own or order or "dmy"
+        day, month = (m["a"], m["b"]) if first == "dmy" else (m["b"], m["a"])
         year, month, day = (m["y"], m["m"], m["d"]) if m["y"] else (m["z"], month, day)
         try:
             found[value] = pd.Timestamp(
                 int(year), int(month), int(day), int(m["H"] or 0), int(m["M"] or 0),
                 int(m["S"] or 0),
             )  # fmt: skip
-        except ValueError:
+        except ValueError:  # no such day
+            continue
+    if len(found) < len(text.values):
+        if not must and len(found) < _MOSTLY * len(text.values):
             return None, order
-    return found, order
+        model = Conventions(dates=usual) if usual else None
+        raise ValueError(_bad(table, text, "dates", found.__contains__, model))
+    return found, own if ordered else order
 
 
 # Messages.
@@ -327,12 +401,17 @@ def bad_cells(table: Table, rows: np.ndarray, values: Sequence) -> str:
     return ", ".join(named) + more
 
 
-def _bad(table: Table, name: str, column: pd.Series, values, kind: str, is_good) -> str:
-    bad = {v for v in values if not is_good(v)}
-    rows = np.flatnonzero(column.isin(bad))
+def _bad(table: Table, text: _Texts, kind: str, is_good, usual: Conventions | None) -> str:
+    bad = {v for v in text.values if not is_good(v)}
+    rows = np.flatnonzero(text.cells.isin(bad))
     tokens = " ".join(f"'{v}'" for v in sorted(bad)[:3])
+    remedy = f"Correct them, or say that they mean missing (--missing {tokens})."
+    if usual is None or usual == Conventions():
+        remedy = (
+            f"Correct them, say that they mean missing (--missing {tokens}), or take the column "
+            f"for texts (--categorical '{text.name}')."
+        )
     return (
-        f"Column '{name}' holds {kind}, but not in {len(rows)} of {len(column)} rows: "
-        f"{bad_cells(table, rows, column.to_numpy())}. Correct them, say that they mean missing "
-        f"(--missing {tokens}), or take the column for texts (--categorical '{name}')."
+        f"Column '{text.name}' holds {kind}, but not in {len(rows)} of {len(text.cells)} rows: "
+        f"{bad_cells(table, rows, text.cells.to_numpy())}. {remedy}"
     )

@@ -205,6 +205,8 @@ class Columns:
             if name not in frame.columns:
                 raise ValueError(f"There is no column '{name}', the target.")
             column = _plain(frame[[name]])[name]
+            if column.isna().all():
+                raise ValueError(f"The target '{name}' is missing in all rows.")
             if not pd.api.types.is_float_dtype(column):
                 kind = "dates"
                 if column.dtype == object:
@@ -248,12 +250,13 @@ class Columns:
     def typical(self, frame: pd.DataFrame) -> pd.DataFrame:
         """One row of medians and most frequent texts."""
         frame = _plain(frame[self.used])
-        return pd.DataFrame(
-            {
-                name: [_texts(c).mode().iat[0] if c.dtype == object else c.median()]
-                for name, c in frame.items()
-            }
-        )
+        return pd.DataFrame({name: [self._typical(name, column)] for name, column in frame.items()})
+
+    def _typical(self, name: str, column: pd.Series):
+        if name not in self.categories:
+            return column.median()
+        texts = _texts(column).dropna()
+        return texts.mode().iat[0] if len(texts) else self.categories[name]["kept"][0]
 
     def as_dict(self) -> dict:
         """For ``Columns(**columns)``."""

@@ -20,7 +20,7 @@ from pyro_dgp.table.packages import pd  # isort: split
 from pyro_dgp.sklearn import LatentDGPRegressor
 from pyro_dgp.table.cells import Conventions, typed
 from pyro_dgp.table.columns import Columns, names_of_rows
-from pyro_dgp.table.outputs import check_output, is_model
+from pyro_dgp.table.outputs import check_output, is_checkpoint, is_model, is_options
 from pyro_dgp.table.report import report
 from pyro_dgp.table.shared import note, print_report, rows_to_score, rows_with_targets, table_of
 
@@ -34,10 +34,15 @@ def fit_command(args: argparse.Namespace) -> int:
     if args.output == "-":
         raise ValueError("--output -: a model is a file; name one.")
     output = Path(args.output)
-    check_output(output, {"table": args.table, "test table": args.test or "-"}, is_model)
+    inputs = {"table": args.table, "test table": args.test or "-"}
+    check_output(output, inputs, is_model)
     checkpoint, partial, options = (
         output.with_name(f"{output.name}.{kind}") for kind in ("checkpoint", "partial", "options")
     )
+    # They are written, too, and removed in the end.
+    check_output(checkpoint, inputs, is_checkpoint)
+    check_output(partial, inputs, is_model)
+    check_output(options, inputs, is_options)
     frame, names, conventions = _training_table(args)
     several = len(args.target) > 1  # the report is of one target
     share = 0.0 if several or args.test else args.test_fraction

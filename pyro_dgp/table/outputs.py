@@ -1,11 +1,12 @@
 """Which files a command may write over."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 from pyro_dgp._files import read_tensors
 
-__all__ = ["are_predictions", "check_output", "is_model"]
+__all__ = ["are_predictions", "check_output", "is_checkpoint", "is_model", "is_options"]
 
 
 def check_output(output: Path, inputs: dict[str, str], is_ours: Callable[[Path], bool]) -> None:
@@ -16,6 +17,9 @@ def check_output(output: Path, inputs: dict[str, str], is_ours: Callable[[Path],
     :param is_ours: Whether an existing file may be replaced.
     :raises ValueError: If it may not.
     """
+    parent = next(p for p in output.absolute().parents if p.exists())
+    if not parent.is_dir():
+        raise ValueError(f"--output {output}: {parent} is no folder.")
     if output.is_dir():
         raise ValueError(f"--output {output} is a folder; name a file.")
     for kind, name in inputs.items():
@@ -26,6 +30,22 @@ def check_output(output: Path, inputs: dict[str, str], is_ours: Callable[[Path],
             f"--output {output} exists and is not what this command writes; name another file, or "
             "remove that one."
         )
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a file is a checkpoint of training."""
+    try:
+        return "checkpoint" in read_tensors(path, "checkpoint")["format"]
+    except ValueError:
+        return False
+
+
+def is_options(path: Path) -> bool:
+    """Whether a file has the options of a run that was interrupted."""
+    try:
+        return "test_fraction" in json.loads(path.read_text())
+    except (ValueError, TypeError):
+        return False
 
 
 def is_model(path: Path) -> bool:
@@ -42,7 +62,10 @@ def are_predictions(path: Path, target: str) -> bool:
 
     try:
         if path.suffix.lower() in (".parquet", ".pq"):
-            return f"{target}_mean" in pd.read_parquet(path).columns
-        return f"{target}_mean" in pd.read_csv(path, nrows=0).columns
+            names = list(pd.read_parquet(path).columns)
+        else:
+            names = list(pd.read_csv(path, nrows=0).columns)
+        first = names.index(f"{target}_mean")
+        return names[first + 1] == f"{target}_std" and names[first + 2].startswith(f"{target}_q")
     except Exception:  # whatever a parser says of a file of another kind
         return False

@@ -53,7 +53,8 @@ def plot_command(args: argparse.Namespace) -> int:
         plt.close(figure)
         print(f"figure  {folder / name}.png")
 
-    rest = textwrap.fill(f"Held at: {_described(typical.drop(columns=feature))}", 110)
+    rest = _plain(textwrap.fill(f"Held at: {_described(typical.drop(columns=feature))}", 110))
+    target = _plain(target)
     if feature in columns.numbers:
         along, row = list(X.columns).index(feature), columns.inputs(typical).to_numpy()[0]
 
@@ -70,12 +71,13 @@ def plot_command(args: argparse.Namespace) -> int:
         panels("along_input", *map(named, curves), title=rest)
     else:
         values, labels = _values_of(columns, frame, feature)
+        labels = [_plain(label) for label in labels]
         rows = typical.loc[typical.index.repeat(len(values))].reset_index(drop=True)
         rows[feature] = values
 
         def groups(ax):
             plots.marginal_densities(model, columns.inputs(rows), labels=labels, ax=ax)
-            ax.set(xlabel=target, title=f"Densities by {feature}")
+            ax.set(xlabel=target, title=f"Densities by {_plain(feature)}")
 
         panels("along_input", groups, title=rest)
     pit = model.cdf(X, y)
@@ -112,6 +114,11 @@ def _values_of(columns, frame, name: str) -> tuple[list, list[str]]:
         return values, values
     values = frame[name].dropna().quantile(np.linspace(0, 1, 5), interpolation="nearest").unique()
     return list(values), [f"{v:%Y-%m-%d}" for v in values]
+
+
+def _plain(text: str) -> str:
+    """Without what Matplotlib takes for mathematics, or for a label that is not to be shown."""
+    return ("\u200b" if text.startswith("_") else "") + text.replace("$", r"\$")
 
 
 def _described(row) -> str:

@@ -29,6 +29,8 @@ def predict_command(args: argparse.Namespace) -> int:
     if output is not None:
         inputs = {"table": args.table, "model": args.model}
         check_output(output, inputs, lambda path: are_predictions(path, columns.targets[0]))
+        if output.suffix.lower() in (".xlsx", ".xls", ".ods"):
+            raise ValueError(f"--output {output}: predictions are written as CSV or Parquet.")
     table, conventions = table_of(args, args.table)
     absent = [name for name in args.keep if name not in table.frame]
     if absent:
@@ -41,12 +43,19 @@ def predict_command(args: argparse.Namespace) -> int:
     y = None
     if all(name in frame for name in columns.targets):
         y = columns.target_values(frame)
-    found = table.frame[args.keep].join(_predictions(model, columns.targets, X, y, args))
+    found = _predictions(model, columns.targets, X, y, args)
+    twice = sorted({*args.keep} & {*found})
+    if twice:
+        raise ValueError(f"--keep {twice[0]}: a column of the predictions is called so.")
+    found = table.frame[args.keep].join(found)
     if output is None:
         with suppress(BrokenPipeError):
             found.to_csv(sys.stdout, index=False)
         return 0
     parquet = output.suffix.lower() in (".parquet", ".pq")
+    if parquet:  # a column of texts and numbers has no type there
+        mixed = [name for name in args.keep if found[name].dtype == object]
+        found[mixed] = found[mixed].astype(str).where(found[mixed].notna())
     with written_whole(output) as temporary:
         found.to_parquet(temporary) if parquet else found.to_csv(temporary, index=False)
     print(f"{len(found)} predictions  {output}")

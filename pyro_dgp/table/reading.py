@@ -5,10 +5,12 @@ import csv
 import gzip
 import io
 import lzma
+import re
 import sys
 import zipfile
+import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,10 +22,14 @@ __all__ = ["MISSING", "Table", "read_table"]
 
 #: What means that a number is missing, in any case.
 MISSING = frozenset(
-    ["na", "n/a", "#n/a", "nan", "null", "none", "missing", "?", ".", "-", "--", "–", "—"]
-)
+    (
+        "na", "n/a", "#n/a", "n.a.", "nan", "n/d", "n.d.", "null", "none", "missing",
+        "?", ".", "-", "--", "–", "—",
+    )
+)  # fmt: skip
 
-_SEPARATORS = (",", ";", "\t", "|")
+# Of several that fit, the first: commas stand within numbers and names, too.
+_SEPARATORS = ("\t", ";", "|", ",")
 _NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars", " ": "spaces"}
 _MARKS = {
     b"\xef\xbb\xbf": "utf-8-sig",
@@ -33,6 +39,7 @@ _MARKS = {
     b"\xfe\xff": "utf-16",
 }
 _COMPRESSED = {".gz": gzip.decompress, ".bz2": bz2.decompress, ".xz": lzma.decompress}
+csv.field_size_limit(2**30)
 # Lines that a dialect is recognised by.
 _NUM_LOOKED_AT = 500
 
@@ -101,15 +108,11 @@ def _of_file(path: Path, separator, encoding, skip_rows, sheet) -> Table:
     if kind in (".xlsx", ".xlsm", ".xls", ".ods"):
         return _of_workbook(path, content, sheet, skip_rows)
     if kind == ".zip":
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            names = [n for n in archive.namelist() if not n.endswith("/")]
-            if len(names) != 1:
-                raise ValueError(f"{path} holds {len(names)} files: unpack it, and name one.")
-            content = archive.read(names[0])
+        content = _unzipped(path, content)
     elif kind in _COMPRESSED:
         try:
             content = _COMPRESSED[kind](content)
-        except (OSError, EOFError, lzma.LZMAError) as error:
+        except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
             raise ValueError(f"{path} is no {kind} file, or a damaged one.") from error
     return _of_text(str(path), content, separator, encoding, skip_rows)
 
@@ -125,19 +128,46 @@ def _parsed(path: Path, kind: str, read, content: bytes, **options):
         raise ValueError(f"{path} is no {kind} file, or a damaged one.") from error
 
 
+def _unzipped(path: Path, content: bytes) -> bytes:
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            names = [n for n in archive.namelist() if not n.endswith("/")]
+            if len(names) == 1:
+                return archive.read(names[0])
+    except (zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError) as error:
+        raise ValueError(f"{path} is no .zip file, or a damaged one.") from error
+    raise ValueError(f"{path} holds {len(names)} files: unpack it, and name one.")
+
+
 def _of_workbook(path: Path, content: bytes, sheet: str | None, skip_rows: int | None) -> Table:
     sheets = _parsed(
-        path, "Excel", pd.read_excel, content, sheet_name=None, skiprows=skip_rows or 0
-    )
+        path, "Excel", pd.read_excel, content, sheet_name=None, header=None, dtype=object,
+        keep_default_na=False, na_values=[""],
+    )  # fmt: skip
     if sheet is not None and sheet not in sheets:
         raise ValueError(f"{path} has no sheet '{sheet}', but {', '.join(sheets)}.")
     chosen = sheet or next(iter(sheets))
-    frame = sheets[chosen]
-    table = Table(frame, str(path), np.arange(len(frame)) + 2 + (skip_rows or 0))
+    cells = sheets[chosen]
+    filled = cells.notna().sum(axis=1).to_numpy()
+    above = _first_of_usual_width(filled) if skip_rows is None else skip_rows
+    if above >= len(cells):
+        raise ValueError(f"{path} has no names of columns in the sheet '{chosen}'.")
+    names = ["" if pd.isna(n) else str(n).strip() for n in cells.iloc[above]]
+    rows = np.flatnonzero((filled > 0) & (np.arange(len(cells)) > above))
+    frame = cells.iloc[rows].reset_index(drop=True)
+    frame.columns = names
+    table = Table(frame.infer_objects(), str(path), rows + 1)
     if sheet is None and len(sheets) > 1:
         table.notes.append(f"Of the sheets {', '.join(sheets)}, '{chosen}' is read (--sheet).")
-    table.frame = table.frame.dropna(how="all", axis=1)
+    if skip_rows is None and above:
+        table.notes.append(f"{above} line{'s' * (above > 1)} above the names left out.")
+    _leave_out_nameless(table)
     return table
+
+
+def _first_of_usual_width(widths: Sequence[int]) -> int:
+    usual = _usual_width(widths)
+    return next((i for i, w in enumerate(widths) if w >= max(usual - 1, min(usual, 2))), 0)
 
 
 # Text.
@@ -147,16 +177,19 @@ def _of_text(name: str, content: bytes, separator, encoding, skip_rows) -> Table
     text, encoding_note = _decoded(name, content, encoding)
     if not text.strip():
         raise ValueError(f"{name} is empty.")
-    head = text.splitlines()[:_NUM_LOOKED_AT]
-    found = separator or _recognised_separator(name, head)
-    above = _lines_above(head, found) if skip_rows is None else skip_rows
-    if above >= len(text.splitlines()):
+    lines = io.StringIO(text.rstrip("\x1a"), newline=None).readlines()
+    told = re.fullmatch(r"sep=(.)\n?", lines[0])  # as Excel writes for itself
+    if told:
+        separator, lines[0] = separator or told[1], "\n"
+    found = separator or _recognised_separator(name, lines[:_NUM_LOOKED_AT])
+    above = _lines_above(lines[:_NUM_LOOKED_AT], found) if skip_rows is None else skip_rows
+    if above >= len(lines):
         raise ValueError(f"{name} has no line after the {above} that are left out.")
-    frame, lines = _fields(name, text, found, above)
+    frame, lines = _fields(name, lines, found, above)
     table = Table(frame, name, lines, found, encoding_note)
     if separator is None and found != ",":
         table.notes.append(f"Fields are separated by {_NAMES[found]}.")
-    if skip_rows is None and above:
+    if skip_rows is None and above > bool(told):
         table.notes.append(f"{above} line{'s' * (above > 1)} above the names left out.")
     _leave_out_nameless(table)
     _leave_out_units(table)
@@ -166,21 +199,21 @@ def _of_text(name: str, content: bytes, separator, encoding, skip_rows) -> Table
 def _decoded(name: str, content: bytes, encoding: str | None) -> tuple[str, list[str]]:
     if encoding is not None:
         try:
-            return content.decode(encoding), []
+            return content.decode(encoding).removeprefix("\ufeff"), []
         except (LookupError, UnicodeError) as error:
             raise ValueError(f"{name} cannot be read with --encoding {encoding}.") from error
     for mark, kind in _MARKS.items():
         if content.startswith(mark):
             try:
-                return content.decode(kind), []
+                return content.decode(kind).removeprefix("\ufeff"), []
             except UnicodeError as error:
                 raise ValueError(
                     f"{name} begins as {kind} text, but is none: name its --encoding."
                 ) from error
     if b"\x00" in content[:4096]:
         raise ValueError(
-            f"{name} is no text file. Tables are read from text files, and from Parquet and Excel "
-            "files by the endings .parquet and .xlsx."
+            f"{name} is no text file, or one whose --encoding is to be named. Parquet and Excel "
+            "files are known by their endings, .parquet and .xlsx."
         )
     try:
         return content.decode("utf-8"), []
@@ -193,61 +226,81 @@ def _decoded(name: str, content: bytes, encoding: str | None) -> tuple[str, list
 
 
 def _counts(lines: list[str], separator: str) -> list[int]:
-    """Fields of each line that is not blank."""
-    if separator == " ":
-        return [len(line.split()) for line in lines if line.strip()]
-    rows = csv.reader(lines, delimiter=separator, skipinitialspace=True)
-    return [len(row) for row in rows if row]
+    """Fields of each record that is not blank."""
+    return [len(row) for _, row in _records(lines, separator, strict=False)]
 
 
 def _recognised_separator(name: str, lines: list[str]) -> str:
-    """That by which most lines have the same number of fields, two at least."""
-    best, found = (0.0, 0), None
+    """That by which most records have the same number of fields, two at least."""
+    best, found = 0.0, None
     for separator in (*_SEPARATORS, " "):
-        try:
-            counts = Counter(_counts(lines, separator))
-        except csv.Error:
-            continue
+        counts = Counter(_counts(lines, separator))
         if not counts:
             continue
         size, number = counts.most_common(1)[0]
-        score = (round(number / counts.total(), 2), size)
-        # Spaces stand in texts, too: only where nothing else separates.
-        if size > 1 and score > best and not (separator == " " and found):
-            best, found = score, separator
+        share = number / counts.total()
+        # Spaces stand in texts, too: only where nothing else separates all.
+        if size > 1 and share > best and (separator != " " or not found or share == 1):
+            best, found = share, separator
     if found is None:
         raise ValueError(f"{name} has one column only, as it seems; if not, name its --separator.")
     return found
 
 
 def _lines_above(lines: list[str], separator: str) -> int:
-    """Blank lines, titles and comments: what stands above the first line of the usual length."""
-    counts = [c for c in _counts(lines, separator) if c > 1]
-    usual = Counter(counts).most_common(1)[0][0] if counts else 1
-    for number, line in enumerate(lines):
-        own = _counts([line], separator)
+    """Blank lines, titles and comments: what stands above the first record of the usual length."""
+    records = list(_records(lines, separator, strict=False))
+    starts = [0, *(number for number, _ in records)]
+    usual = _usual_width([len(row) for _, row in records])
+    for start, (_, row) in zip(starts, records, strict=False):
+        named = sum(bool(cell) for cell in row)
+        comment = row[0].startswith("#") and (named < usual or row[0].startswith("# "))
         # The names may lack that of a last, empty column.
-        if own and own[0] >= max(usual - 1, 2) and not line.startswith("#"):
-            return number
+        if named >= max(usual - 1, min(usual, 2)) and not comment:
+            return _next_line(lines, start)
     return 0
 
 
-def _records(lines: list[str], separator: str) -> Iterator[tuple[int, list[str]]]:
-    """Fields of texts, and the number of their (last) line; blank lines are left out."""
+def _usual_width(widths: Sequence[int]) -> int:
+    counts = Counter(int(w) for w in widths if w > 1)
+    return counts.most_common(1)[0][0] if counts else 1
+
+
+def _next_line(lines: list[str], start: int) -> int:
+    """The first line from there that is not blank."""
+    while start < len(lines) and not lines[start].strip():
+        start += 1
+    return start
+
+
+def _records(
+    lines: list[str], separator: str, strict: bool = True
+) -> Iterator[tuple[int, list[str]]]:
+    """Fields of texts, and the number of their (last) line; without blank and empty ones.
+
+    :param bool strict: A quote that is not closed, or is where it should not be, is an error.
+    """
     if separator == " ":
         for number, line in enumerate(lines, 1):
             if line.strip():
                 yield number, line.split()
         return
-    reader = csv.reader(lines, delimiter=separator, skipinitialspace=True)
-    for row in reader:
-        if row and (len(row) > 1 or row[0].strip()):
-            yield reader.line_num, [cell.strip() for cell in row]
+    reader = csv.reader(lines, delimiter=separator, skipinitialspace=True, strict=strict)
+    try:
+        for row in reader:
+            row = [cell.strip() for cell in row]
+            if any(row):
+                yield reader.line_num, row
+    except csv.Error as error:
+        if strict:
+            raise csv.Error(str(error), reader.line_num) from error
 
 
-def _fields(name: str, text: str, separator: str, above: int) -> tuple[pd.DataFrame, np.ndarray]:
+def _fields(
+    name: str, lines: list[str], separator: str, above: int
+) -> tuple[pd.DataFrame, np.ndarray]:
     """All fields as texts, and the number of the line of each row."""
-    records = _records(text.splitlines(keepends=True)[above:], separator)
+    records = _records(lines[above:], separator)
     try:
         _, names = next(records)
         while names and not names[-1]:  # behind a last separator
@@ -270,10 +323,10 @@ def _fields(name: str, text: str, separator: str, above: int) -> tuple[pd.DataFr
     except StopIteration:
         raise ValueError(f"{name} has no names of columns.") from None
     except csv.Error as error:
-        by = _NAMES.get(separator, separator)
+        by, (reason, line) = _NAMES.get(separator, separator), error.args
         raise ValueError(
-            f"{name} cannot be read as fields separated by {by}: {error}. Is another --separator "
-            "meant?"
+            f"{name} cannot be read as fields separated by {by} up to line {above + line}: "
+            f"{reason}. Is a quote not closed, or another --separator meant?"
         ) from error
     return pd.DataFrame(rows, columns=names, dtype=object), np.array(numbers)
 
@@ -296,8 +349,13 @@ def _leave_out_nameless(table: Table) -> None:
     for i, name in reversed(list(enumerate(frame.columns))):
         if name:
             continue
-        if i and (frame.iloc[:, i] != "").any():
+        column = frame.iloc[:, i]
+        empty = (column.isna() | (column == "")).all()
+        numbers = pd.to_numeric(column, errors="coerce")
+        if not empty and (i or not (numbers.is_unique and (numbers % 1 == 0).all())):
             raise ValueError(f"{table.name}: column {i + 1} has no name.")
+        if not empty:
+            table.notes.append("The first column, of row numbers without a name, is left out.")
         frame = frame.iloc[:, [j for j in range(frame.shape[1]) if j != i]]
     table.frame = frame
 
@@ -317,6 +375,8 @@ def _leave_out_units(table: Table) -> None:
             if _looks_like_a_number(cell):
                 return
             above.append("" if cell.lower() in MISSING else cell)
+        elif cell and (rest.iloc[:, i] == cell).any():  # a category as in other rows
+            return
     # One column alone may have a mistake in its first row.
     if len(above) > 1 and any(above):
         table.frame = rest.reset_index(drop=True)

@@ -98,7 +98,7 @@ def test_value_and_gradient_are_those_of_the_sum(K, alpha, beta, is_reversed):
 
 @pytest.mark.parametrize("option", [{"vectorize_particles": False}, {"chunk_size": 7}])
 def test_loops_and_chunks(option):
-    loss = VIMCOIWELBO(K=2, num_particles=4 if "chunk_size" not in option else 60, **option)
+    loss = VIMCOIWELBO(K=2, num_particles=4 if "chunk_size" not in option else 20, **option)
     result = scores(estimates(Switch(False), loss, 60), exact_gradient(2, vr(0, 0), False))
     assert max(result.values()) < LIMIT, result
 

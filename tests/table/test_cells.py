@@ -148,9 +148,84 @@ def test_days_or_months_first():
     # One column tells for another.
     frame, _, _ = typed(table(a=["31/12/2020"], b=["3/4/2021"]), Conventions())
     assert frame["b"][0] == pd.Timestamp("2021-04-03")
-    assert read(["31.2.2021", "1.1.2021"])[0].dtype == object  # no such day
+    with pytest.raises(ValueError, match=r"not in 1 of 2 rows: line 2 '31.2.2021'"):
+        read(["31.2.2021", "1.1.2021"])
     with pytest.raises(ValueError, match="'x' holds dates, but not in 1 of 2 rows: line 3 'soon'"):
         read(["2021-03-04", "soon"], dates=["x"])
+
+
+def test_a_column_is_of_one_kind():
+    with pytest.raises(ValueError, match="cannot be numeric and categorical at once"):
+        read(["1"], numeric=["x"], categorical=["x"])
+
+
+def test_dates_against_what_was_said():
+    late = ["13/04/2021", "2/6/2021"]
+    match = r"dates such as 13/04/2021, in which the day does not stand where --dates mdy has it"
+    with pytest.raises(ValueError, match=match + r"\."):
+        read(late, Conventions(dates="mdy"))
+    with pytest.raises(ValueError, match=match + ", as in the training rows"):
+        read(late, usual=Conventions(dates="mdy"))
+    assert read(["12.10.2021"], Conventions(dates="mdy"))[0][0] == pd.Timestamp("2021-12-10")
+    with pytest.raises(ValueError, match=r"'x' holds dates, but not in 1 of 40 rows: .* 'unknown'"):
+        read([*(f"2021-01-{1 + i % 28}" for i in range(39)), "unknown"])
+
+
+def test_one_cell_does_not_decide_on_decimals():
+    american = [f"{i},{100 + i}" for i in range(1, 40)]
+    with pytest.raises(ValueError, match="in 1 of 40 rows: line 41 '12,34'"):
+        read([*american, "12,34"], separator=",")
+    with pytest.raises(ValueError, match="not clear whether thousands or decimals"):
+        read([*(v.replace(",", ".") for v in american), "1.23"])
+
+
+def test_mostly_numbers():
+    """Texts that stand for missing ones are asked after, not taken for a category of many."""
+    values = [f"{i}.5" if i % 4 else "unknown" for i in range(40)]
+    with pytest.raises(ValueError, match="'x' holds numbers, but not in 10 of 40 rows"):
+        read(values)
+    _, notes = read(["10", "20", "l0"] * 5)
+    assert notes[0].startswith("Column 'x' is taken for texts, because of 'l0' beside numbers")
+
+
+def test_what_training_rows_say_holds_later():
+    usual = Conventions(missing=["-999"], signs={"x": "%"})
+    found, notes = read(["-999", "-999.0", "5"], usual=usual)
+    assert found.isna().tolist() == [True, True, False]
+    assert notes == [
+        "The numbers of 'x' had the sign % in the training rows, and have no such sign here: are "
+        "they in the same unit?"
+    ]
+    assert read(["5%", "6%"], usual=usual)[1] == ["The sign % of the numbers in x is left out."]
+    # Nothing has told of decimals, so nothing stands for later.
+    _, conventions, _ = typed(table(",", x=["1", "2"]), Conventions())
+    assert conventions.decimal is None
+    with pytest.raises(ValueError, match="--decimal"):
+        read(["1,237", "2,374"], usual=conventions)
+
+
+def test_columns_that_are_empty():
+    empty = ["", "", ""]
+    assert read(empty, numeric=["x"])[0].dtype == "float64"
+    assert read(["NA", "", ""], numeric=["x"])[0].isna().all()
+    assert read(empty, dates=["x"])[0].dtype == "datetime64[us]"
+    assert read(empty, categorical=["x"])[0].isna().all()
+    assert read(empty)[0].isna().all()
+    nothing = Table(pd.DataFrame({"x": [None, None]}), "t.xlsx", np.arange(2))
+    for kind, dtype in (("numeric", "float64"), ("dates", "datetime64[us]")):
+        assert typed(nothing, Conventions(), **{kind: ["x"]})[0]["x"].dtype == dtype
+
+
+def test_numbers_in_cells_of_spreadsheets_are_what_they_are():
+    frame = pd.DataFrame({"x": [1.125, 2.375, "?", 7], "y": ["0,5", "1,5", "2", "3"]})
+    found, _, _ = typed(Table(frame, "t.xlsx", np.arange(4)), Conventions())
+    assert found["x"].fillna(0).tolist() == [1.125, 2.375, 0, 7]
+    assert found["y"].tolist() == [0.5, 1.5, 2, 3]
+    found, _, _ = typed(Table(frame, "t.xlsx", np.arange(4)), Conventions(missing=["7"]))
+    assert found["x"].isna().tolist() == [False, False, True, True]
+    mixed = pd.DataFrame({"x": ["Oslo", 7, 1.5, None]})
+    found, _, _ = typed(Table(mixed, "t.xlsx", np.arange(4)), Conventions())
+    assert found["x"].fillna("").tolist() == ["Oslo", "7", "1.5", ""]
 
 
 def test_types_of_parquet_and_spreadsheets():

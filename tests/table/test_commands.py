@@ -183,6 +183,48 @@ def test_files_of_others_are_not_written_over(fitted, capsys, tmp_path):
     assert len(pd.read_csv(output)) == 60
 
 
+def test_leftovers_of_others_are_not_touched(fitted, capsys, tmp_path):
+    """What a fit writes beside the model, and removes, may be somebody's."""
+    fit = ["fit", str(fitted / "houses.csv"), "--target", "price", "--steps", "2", "--quiet"]
+    fit += ["--layers", "1", "--test-fraction", "0", "--output", str(tmp_path / "m.pt")]
+    for kind in ("partial", "options", "checkpoint"):
+        path = tmp_path / f"m.pt.{kind}"
+        path.write_text("mine")
+        assert main(fit) == 2
+        assert "exists and is not what this command writes" in capsys.readouterr().err
+        assert [p.read_text() for p in tmp_path.iterdir()] == ["mine"]
+        path.unlink()
+    groups = tmp_path / "groups.csv"
+    groups.write_text("region,price_mean,price_n\nN,3,4\n")
+    predict = ["predict", str(fitted / "houses.pt"), str(fitted / "houses.csv"), "--output"]
+    assert main([*predict, str(groups)]) == 2
+    assert main([*predict, str(groups / "p.csv")]) == 2
+    assert "is no folder" in capsys.readouterr().err
+    assert main([*predict, str(tmp_path / "p.xlsx")]) == 2
+
+
+def test_gaps_in_all_rows(fitted, capsys, monkeypatch):
+    """Each column may be empty in all rows that are to be predicted."""
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"city,size\nOslo,\nRome,?\n")))
+    assert main(["predict", str(fitted / "houses.pt"), "-"]) == 0
+    assert "nan" not in capsys.readouterr().out
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"city,size\n,7\n")))
+    assert main(["predict", str(fitted / "houses.pt"), "-"]) == 0
+    assert "nan" not in capsys.readouterr().out
+
+
+def test_names_and_texts_with_signs_of_formulas(tmp_path):
+    frame = table(40).rename(columns={"size": "size $\\foo$", "price": "$x_price$"})
+    frame["city"] = frame["city"].map({"Oslo": "_$a$", "Rome": "$"})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    fit = ["fit", str(tmp_path / "t.csv"), "--target", "$x_price$", "--steps", "2", "--quiet"]
+    fit += ["--layers", "1", "--test-fraction", "0", "--output", str(tmp_path / "m.pt")]
+    assert main(fit) == 0
+    for column in ("city", "size $\\foo$"):
+        plot = ["plot", str(tmp_path / "m.pt"), str(tmp_path / "t.csv"), "--input", column]
+        assert main([*plot, "--output", str(tmp_path / "f")]) == 0
+
+
 def test_targets_that_are_missing(fitted, capsys, tmp_path):
     """To fit, their rows are left out; to predict, they are missing from log densities alone."""
     frame = table()

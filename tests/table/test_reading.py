@@ -1,5 +1,6 @@
 """Files as people have them: dialects are recognised, or named with a way out."""
 
+import gzip
 import io
 import zipfile
 
@@ -85,8 +86,69 @@ def test_lines_above_and_units_below(tmp_path):
 
 
 def test_row_numbers_are_left_out(tmp_path):
-    rows = [["", *ROWS[0]], *([str(i), *row] for i, row in enumerate(ROWS[1:]))]
-    assert_read(write(tmp_path, text(",", rows)))
+    rows = [["", *ROWS[0]], *([str(7 - i), *row] for i, row in enumerate(ROWS[1:]))]
+    table = assert_read(write(tmp_path, text(",", rows)))
+    assert "The first column, of row numbers without a name, is left out." in table.notes
+    rows[1][0] = "red"
+    with pytest.raises(ValueError, match="column 1 has no name"):
+        read_table(write(tmp_path, text(",", rows)))
+
+
+@pytest.mark.parametrize("size", [40, 300])
+def test_semicolons_between_decimal_commas(tmp_path, size):
+    names = ["Price, EUR", "Area, m2", "y"]
+    rows = [names, *([f"{i % 7},5", f"{i},25", "3,0"] for i in range(size))]
+    table = read_table(write(tmp_path, text(";", rows)))
+    assert list(table.frame) == names
+    assert len(table.frame) == size
+    spaces = [["a", "b"], *([f"{i},5", f"{i},25"] for i in range(size))]
+    assert len(read_table(write(tmp_path, text(" ", spaces))).frame) == size
+
+
+def test_what_excel_leaves_in_csv_files(tmp_path):
+    for mark in (",", ";"):
+        assert_read(write(tmp_path, f"sep={mark}\n" + text(mark)))
+    assert_read(write(tmp_path, "Report,,\n,,\n" + text()))
+    assert_read(write(tmp_path, text() + ",,\n,,\n\x1a"))
+    assert_read(write(tmp_path, "\ufeff" + text()), encoding="utf-8")
+    rows = [["a\u2028b", "y"], ["1", "2"]]
+    assert_read(write(tmp_path, text(",", rows)), pd.DataFrame(rows[1:], columns=rows[0]))
+
+
+def test_names_in_several_lines_and_with_a_hash(tmp_path):
+    rows = [['"Price\n(EUR)"', "b"], ["1", "2"], ["3", "4"]]
+    frame = pd.DataFrame(rows[1:], columns=["Price\n(EUR)", "b"])
+    assert_read(write(tmp_path, text(",", rows)), frame)
+    swapped = [row[::-1] for row in rows]
+    assert_read(write(tmp_path, text(",", swapped)), frame[["b", "Price\n(EUR)"]])
+    rows = [["#rooms", "y"], ["1", "2"]]
+    assert_read(write(tmp_path, text(",", rows)), pd.DataFrame(rows[1:], columns=rows[0]))
+
+
+@pytest.mark.parametrize("broken", [[10], [10, 20]])
+def test_quotes_that_swallow_rows(tmp_path, broken):
+    lines = [f"{i},{i},{chr(34) * (i in broken)}abc" for i in range(40)]
+    path = write(tmp_path, "\n".join(["a,y,note", *lines, ""]))
+    with pytest.raises(ValueError, match=r"up to line .*Is a quote not closed"):
+        read_table(path)
+
+
+def test_a_row_of_a_known_category_is_not_of_units(tmp_path):
+    rows = [["c", "a", "y"], ["red", "x", "x"], ["blue", "1", "2"], ["red", "3", "4"]]
+    assert_read(write(tmp_path, text(",", rows)), pd.DataFrame(rows[1:], columns=rows[0]))
+
+
+def test_workbooks_by_the_rules_of_text(tmp_path):
+    rows = [["Report", None, None], [None] * 3, ["", "size", "kind"]]
+    rows += [[0, 1.5, "NA"], [1, None, "b"]]
+    pd.DataFrame(rows).to_excel(tmp_path / "t.xlsx", index=False, header=False)
+    table = read_table(tmp_path / "t.xlsx")
+    assert list(table.frame) == ["size", "kind"]
+    assert table.frame["kind"].tolist() == ["NA", "b"]
+    assert table.lines.tolist() == [4, 5]
+    pd.DataFrame([["a", "a"], [1, 2]]).to_excel(tmp_path / "t.xlsx", index=False, header=False)
+    with pytest.raises(ValueError, match="several columns called 'a'"):
+        read_table(tmp_path / "t.xlsx")
 
 
 def test_compressed_files_and_standard_input(tmp_path, monkeypatch):
@@ -137,6 +199,8 @@ def test_parquet_keeps_types(tmp_path):
         ("t.csv", "1,2\n3,4\n5,6\n", "seems to have no names of columns: its first line is 1, 2"),
         ("t.csv", b"\x00\x01\x02", "is no text file"),
         ("t.csv.gz", "a,b\n1,2\n", "is no .gz file, or a damaged one"),
+        ("t.zip", b"PK", "is no .zip file, or a damaged one"),
+        ("t.csv.gz", gzip.compress(b"a,b\n1,2\n" * 99)[:-9], "is no .gz file, or a damaged one"),
         ("t.parquet", "a,b\n1,2\n", "is no Parquet file, or a damaged one"),
         ("t.xlsx", "a,b\n1,2\n", "is no Excel file, or a damaged one"),
     ],
