@@ -144,7 +144,9 @@ def _add_reading(parser) -> None:
     """What says how a table is written, where that is not clear."""
     group = parser.add_argument_group("how the table is written, where that is not clear")
     group.add_argument("--separator", default=None, help="between fields, such as ';' or tab")
-    group.add_argument("--decimal", default=None, choices=(".", ","), help="decimal mark")
+    group.add_argument(
+        "--decimal", default=None, choices=(".", ","), metavar="MARK", help="decimal mark, . or ,"
+    )
     group.add_argument("--encoding", default=None, help="of the text, such as utf-16")
     group.add_argument(
         "--skip-rows", type=int, default=None, metavar="N", help="lines above the names of columns"

@@ -69,7 +69,7 @@ def _predictions(model, targets: list[str], X, y, args: argparse.Namespace):
     parts, log_densities, start = [], [], 0
     with tqdm(total=len(X), disable=None, unit="row") as bar:
         for p in model.predictives(X):
-            stop = start + len(p.mean)
+            stop = start + p.batch_shape[0]
             values = torch.stack([p.mean, p.stddev, *p.quantile(probabilities)], -1)
             parts.append(values.reshape(stop - start, -1))  # [rows, targets x names]
             if y is not None:
