@@ -160,7 +160,7 @@ def test_rounded_targets_are_found():
 )  # fmt: skip
 @pytest.mark.parametrize("num_outputs", [None, 2])
 def test_model_files_are_the_model(options, num_outputs, tmp_path):
-    X, y = data(num_outputs=num_outputs)
+    X, y = data(30, num_outputs=num_outputs)
     y = np.abs(y) + 0.1 if options.get("likelihood") == "gamma" else y
     model = whole(num_steps=4, **options).fit(X, y)
     model.save(tmp_path / "m.pt")
