@@ -164,7 +164,6 @@ def test_reproduce(monkeypatch, tmp_path, capsys):
     size = ["--steps", "2", "--draws", "20", "--samples", "1", "4", "--points", "1"]
     size += ["--train-K", "2", "--output", str(tmp_path), "--quiet"]
     for what, extra in (
-        ("figure1", []),
         ("figure3", ["--datasets", "forest", "--layers", "1"]),
         ("figure9", ["--datasets", "forest", "--seeds", "1", "--samples", "4"]),
     ):

@@ -30,7 +30,7 @@ def tables(draw):
     return X, y * 10.0 ** draw(exponents)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=16, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(tables(), st.sampled_from(["float32", "float64"]), st.integers(1, 2), st.integers(0, 2))
 @pytest.mark.filterwarnings("ignore:.*needed more jitter:RuntimeWarning")
 def test_fit_and_predict(table, dtype, num_layers, latent_dim):

@@ -195,7 +195,7 @@ class Broken(PartiallyCollapsedIWELBO):
 
 
 def test_killed_at_random_moments(tmp_path):
-    """SIGKILL, twenty times over: the record is that of a run which was let alone."""
+    """SIGKILL, a dozen times over: the record is that of a run which was let alone."""
     context = multiprocessing.get_context("forkserver")
     # What an optimiser imports at its first step takes seconds, which every child would need.
     context.set_forkserver_preload(["pyro_dgp.experiments.runs", "torch._dynamo"])
@@ -214,7 +214,7 @@ def test_killed_at_random_moments(tmp_path):
     random = np.random.default_rng(0)
     checkpoint = checkpoint_path(config, tmp_path / "killed")
     steps = set()
-    for _ in range(20):
+    for _ in range(12):
         before = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
         child = start(tmp_path / "killed")
         while child.is_alive() and not (
@@ -225,7 +225,7 @@ def test_killed_at_random_moments(tmp_path):
         child.kill()
         child.join()
         steps.add(len(torch.load(checkpoint, weights_only=True)["progress"]["losses"]))
-    assert len(steps) > 10  # it was killed in the middle, and went on from there
+    assert len(steps) > 6  # it was killed in the middle, and went on from there
     start(tmp_path / "killed").join()
     found = json.loads(record_path(config, tmp_path / "killed").read_text())
     assert without_times(found) == without_times(expected)

@@ -79,6 +79,7 @@ def test_two_ranks_are_one(tmp_path):
             torch.testing.assert_close(second[name], first[name], rtol=1e-9, atol=1e-9, msg=name)
 
 
+@pytest.mark.slow
 def test_the_tutorial_goes_on_where_it_was_stopped(tmp_path):
     """Each rank has its own random state, so that what follows is what would have followed."""
     code = (
