@@ -291,6 +291,8 @@ class LatentDGPEstimator(BaseEstimator):
     ) -> "LatentDGPEstimator":
         """Reads what :meth:`save` wrote. Predictions are the same, to the last bit on one machine.
 
+        Waits while another thread fits.
+
         :param path: File to read.
         :param device: Another torch device than the model was trained on.
         :param dtype: Another dtype, "float32" or "float64".

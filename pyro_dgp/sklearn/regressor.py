@@ -168,7 +168,7 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
         return found[..., None] if self._one_column else found
 
     def sample(self, X, n_samples: int = 1, random_state=None) -> np.ndarray:
-        """Draws of targets. Waits while another thread fits; the other methods do not.
+        """Draws of targets. Waits while another thread fits, as other predictions do not.
 
         :param X: [N, D].
         :param int n_samples: Draws a row.

@@ -1,7 +1,7 @@
 """From texts in cells to numbers, dates and categories."""
 
 import re
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 
@@ -149,7 +149,7 @@ def typed(
                 some = ", ".join(f"'{v}'" for v in bad[:3])
                 notes.append(
                     f"Column '{name}' is taken for texts, because of {some} beside numbers "
-                    f"(--missing, --numeric)."
+                    "(--missing, --numeric)."
                 )
             found[name] = text.as_texts()
             continue
@@ -159,18 +159,23 @@ def typed(
             signs[name] = next(iter(readers[name].affixes))
     if decimal == "," and not given.decimal:
         notes.append("Numbers have decimal commas.")
+    seen = {name for name, text in texts.items() if text.values}
+    notes += _notes_of_signs(signs, {n: s for n, s in usual.signs.items() if n in seen})
+    frame = pd.DataFrame(found, index=table.frame.index)
+    return frame, replace(conventions, decimal=told, dates=order, signs=signs), notes
+
+
+def _notes_of_signs(signs: dict[str, str], usual: dict[str, str]) -> Iterator[str]:
     for sign in sorted(set(signs.values())):
         where = ", ".join(name for name, own in signs.items() if own == sign)
-        notes.append(f"The sign {sign} of the numbers in {where} is left out.")
-    for name, sign in usual.signs.items():
-        if name in texts and texts[name].values and signs.get(name) != sign:
+        yield f"The sign {sign} of the numbers in {where} is left out."
+    for name, sign in usual.items():
+        if signs.get(name) != sign:
             now = f"the sign {signs[name]}" if name in signs else "no such sign"
-            notes.append(
+            yield (
                 f"The numbers of '{name}' had the sign {sign} in the training rows, and have {now} "
                 "here: are they in the same unit?"
             )
-    frame = pd.DataFrame(found, index=table.frame.index)
-    return frame, replace(conventions, decimal=told, dates=order, signs=signs), notes
 
 
 class _Texts:

@@ -166,8 +166,8 @@ def _of_workbook(path: Path, content: bytes, sheet: str | None, skip_rows: int |
 
 
 def _first_of_usual_width(widths: Sequence[int]) -> int:
-    usual = _usual_width(widths)
-    return next((i for i, w in enumerate(widths) if w >= max(usual - 1, min(usual, 2))), 0)
+    least = _least_width(_usual_width(widths))
+    return next((i for i, w in enumerate(widths) if w >= least), 0)
 
 
 # Text.
@@ -255,8 +255,7 @@ def _lines_above(lines: list[str], separator: str) -> int:
     for start, (_, row) in zip(starts, records, strict=False):
         named = sum(bool(cell) for cell in row)
         comment = row[0].startswith("#") and (named < usual or row[0].startswith("# "))
-        # The names may lack that of a last, empty column.
-        if named >= max(usual - 1, min(usual, 2)) and not comment:
+        if named >= _least_width(usual) and not comment:
             return _next_line(lines, start)
     return 0
 
@@ -264,6 +263,11 @@ def _lines_above(lines: list[str], separator: str) -> int:
 def _usual_width(widths: Sequence[int]) -> int:
     counts = Counter(int(w) for w in widths if w > 1)
     return counts.most_common(1)[0][0] if counts else 1
+
+
+def _least_width(usual: int) -> int:
+    """Of the names of columns, which may lack that of a last, empty one."""
+    return max(usual - 1, min(usual, 2))
 
 
 def _next_line(lines: list[str], start: int) -> int:
