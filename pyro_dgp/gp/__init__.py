@@ -4,13 +4,16 @@ Knows no ELBO.
 """
 
 from pyro_dgp.gp.encoders import GaussianEncoder
+from pyro_dgp.gp.exponentiated import Exponentiated
 from pyro_dgp.gp.latent_dgp import LatentDGP
 from pyro_dgp.gp.layers import GPLayer, LatentLayer, Layer
 from pyro_dgp.gp.likelihoods import ExpectedNormal, GaussianLikelihood, Likelihood
 from pyro_dgp.gp.mixture import PredictiveMixture
+from pyro_dgp.gp.recalibration import Recalibrated
 
 __all__ = [
     "ExpectedNormal",
+    "Exponentiated",
     "GPLayer",
     "GaussianEncoder",
     "GaussianLikelihood",
@@ -19,4 +22,5 @@ __all__ = [
     "Layer",
     "Likelihood",
     "PredictiveMixture",
+    "Recalibrated",
 ]

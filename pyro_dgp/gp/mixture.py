@@ -107,6 +107,18 @@ class PredictiveMixture(dist.TorchDistribution):
         """
         return self._with([_affine(part, loc, scale) for part in self.parts])
 
+    def marginal(self, output: int) -> "PredictiveMixture":
+        """The distribution of one of several outputs: batch shape [N], no event shape.
+
+        :param int output: Which, from 0 to P - 1.
+        :raises ValueError: If targets have no dimension of outputs, or no such output.
+        """
+        if not self.event_dim or not 0 <= output < self.event_shape[-1]:
+            raise ValueError(
+                f"output must be one of the event shape {tuple(self.event_shape)}: {output}."
+            )
+        return PredictiveMixture([_output(p, output) for p in self.parts], validate_args=False)
+
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> "PredictiveMixture":
         """The mixture in another dtype and on a device."""
         return self._with([converted(part, dtype, torch.device(device)) for part in self.parts])
@@ -379,6 +391,16 @@ class _Affine(dist.TorchDistribution):
 
     def sample(self, sample_shape=()):
         return self.loc + self.scale * self.base.sample(sample_shape)
+
+
+def _output(part: Distribution, output: int) -> Distribution:
+    """Of a batch [S, N, P] the part [S, N] of one output."""
+    if isinstance(part, _Affine):
+        loc, scale = (v[output] if torch.as_tensor(v).dim() else v for v in (part.loc, part.scale))
+        return _Affine(_output(part.base, output), loc, scale, validate_args=False)
+    # By position: what is held may have dimensions of its own at the end.
+    where = (slice(None),) * (len(part.batch_shape) - 1) + (output,)
+    return mapped(part, lambda t: t[where])
 
 
 def _affine(part: Distribution, loc: Tensor | float, scale: Tensor | float) -> Distribution:

@@ -5,6 +5,8 @@ from torch.distributions import Categorical, Independent, MixtureSameFamily, Nor
 
 from pyro_dgp.gp import PredictiveMixture
 from pyro_dgp.gp import mixture as mixture_module
+from pyro_dgp.gp.batches import mapped
+from pyro_dgp.gp.likelihoods import LIKELIHOODS
 
 S, N, P = 30, 4, 2
 
@@ -170,3 +172,29 @@ def test_quantiles_between_wide_and_narrow_components(seed):
     p = PredictiveMixture(Normal(loc, scale))
     u = torch.linspace(0.001, 0.999, 999, dtype=torch.float64)
     assert torch.allclose(p.cdf(p.quantile(u)).squeeze(-1), u, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["gaussian", "student_t", "rounded", "poisson"])
+def test_the_marginal_of_one_output(name):
+    """Also of other likelihoods' components, and in other units for each output."""
+    y = torch.randint(0, 9, (40, P)).double()
+    likelihood = LIKELIHOODS[name].for_targets(y)
+    f = torch.randn(S, N, P * likelihood.num_functions)
+    p = PredictiveMixture(likelihood.predictive(f, f.exp()), 1)
+    if name != "poisson":
+        p = p.affine(torch.tensor([3.0, -8.0]), torch.tensor([2.0, 0.5]))
+    value = torch.randint(0, 9, (3, N, P)).double()
+    marginals = [p.marginal(j) for j in range(P)]
+    for j, marginal in enumerate(marginals):
+        assert (marginal.batch_shape, marginal.event_shape) == ((N,), ())
+        torch.testing.assert_close(marginal.mean, p.mean[:, j])
+        torch.testing.assert_close(marginal.cdf(value[..., j]), p.cdf(value)[..., j])
+    if name == "gaussian":  # of one component outputs are independent
+        some = PredictiveMixture(mapped(p.components, lambda t: t[:1]), 1)
+        joint = sum(some.marginal(j).log_prob(value[..., j]) for j in range(P))
+        torch.testing.assert_close(joint, some.log_prob(value))
+
+
+def test_there_is_no_such_output(mixture):
+    with pytest.raises(ValueError, match="output must be one of the event shape"):
+        mixture.marginal(P)

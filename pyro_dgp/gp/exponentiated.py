@@ -1,0 +1,160 @@
+"""The distribution of a positive target whose logarithm a model predicts."""
+
+from functools import cached_property
+
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+from torch.distributions import constraints
+
+from pyro_dgp.gp.crps import integrated_crps
+from pyro_dgp.gp.mixture import _TAIL, PredictiveMixture
+from pyro_dgp.gp.recalibration import Recalibrated, _points
+
+__all__ = ["Exponentiated"]
+
+
+class Exponentiated(dist.TorchDistribution):
+    r"""The distribution of e^y for a predictive distribution of y = log t.
+
+    .. math:: p(t) = p_y(\log t) / t, \qquad P(\text{target} \le t) = F_y(\log t)
+
+    :param base: Of y: batch shape [N], event shape () or [P], without a lattice.
+    :raises ValueError: If the base has a lattice: e^y would have none.
+    """
+
+    arg_constraints = {}
+    has_rsample = False
+
+    def __init__(self, base: PredictiveMixture | Recalibrated, validate_args=None) -> None:
+        if base.lattice is not None:
+            raise ValueError("base has probabilities of a lattice, which e^y has not.")
+        self.base = base
+        super().__init__(base.batch_shape, base.event_shape, validate_args=validate_args)
+
+    lattice = None
+
+    @property
+    def num_components(self) -> int:
+        """Of the base."""
+        return self.base.num_components
+
+    @property
+    def support(self):
+        return constraints.independent(constraints.positive, len(self.event_shape))
+
+    def expand(self, batch_shape, _instance=None):
+        return self._with(self.base.expand(batch_shape))
+
+    def __getitem__(self, rows) -> "Exponentiated":
+        """The distribution of some rows of the batch.
+
+        :param rows: An index into the batch's first dimension: a slice, a list or a tensor.
+        """
+        return self._with(self.base[rows])
+
+    def marginal(self, output: int) -> "Exponentiated":
+        """Of one of several outputs, see :meth:`PredictiveMixture.marginal`."""
+        return self._with(self.base.marginal(output))
+
+    def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> "Exponentiated":
+        """The distribution in another dtype and on a device."""
+        return self._with(self.base.to(dtype, device))
+
+    @property
+    def mean(self) -> Tensor:
+        """[N] or [N, P]; see :attr:`variance`."""
+        return self._moments[0]
+
+    @property
+    def variance(self) -> Tensor:
+        """[N] or [N, P]. Like the mean it leaves out the tails beyond 1e-9.
+
+        With a long tail it says little, and may be infinite.
+        """
+        return self._moments[1]
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log density of a target, jointly if they are several; -inf of what is not positive.
+
+        :param torch.Tensor value: [..., N] or [..., N, P].
+        :returns: [..., N].
+        """
+        y = value.clamp_min(torch.finfo(value.dtype).tiny).log()
+        found = self.base.log_prob(y)
+        there, jacobian = value > 0, y
+        if self.event_shape:
+            there, jacobian = there.all(-1), y.sum(-1)
+        return torch.where(there, found - jacobian, -torch.inf)
+
+    def cdf(self, value: Tensor) -> Tensor:
+        """P(target <= value) of each output's marginal; the shape of ``value``."""
+        value = torch.as_tensor(value)
+        found = self.base.cdf(value.clamp_min(torch.finfo(value.dtype).tiny).log())
+        return torch.where(value > 0, found, 0.0)
+
+    def icdf(self, value: Tensor) -> Tensor:
+        """Inverse of :meth:`cdf`; see :meth:`PredictiveMixture.icdf`."""
+        return self.base.icdf(value).exp()
+
+    def quantile(self, q: Tensor | float) -> Tensor:
+        """Quantiles of each output's marginal.
+
+        :param q: A probability, or a tensor of probabilities of any shape.
+        :returns: ``q.shape`` + [N] or [N, P].
+        :raises ValueError: If a probability is not strictly between 0 and 1.
+        """
+        return self.base.quantile(q).exp()
+
+    def sample(self, sample_shape=()) -> Tensor:
+        """``sample_shape`` + [N] or [N, P]."""
+        return self.base.sample(sample_shape).exp()
+
+    def crps(self, value: Tensor) -> Tensor:
+        """Continuous ranked probability score of each output's marginal; smaller is better.
+
+        By an integral over the distribution function.
+
+        :param torch.Tensor value: [..., N] or [..., N, P].
+        :returns: The shape of ``value``, in its units.
+        """
+        low, high = self.quantile(torch.tensor([_TAIL, 1 - _TAIL], dtype=torch.float64))
+        return integrated_crps(self._score_cdf, low, high, value)
+
+    @cached_property
+    def _moments(self) -> Tensor:
+        """Mean and variance, [2, N] or [2, N, P]."""
+        if self.event_shape:
+            outputs = range(self.event_shape[-1])
+            return torch.stack([self.marginal(i)._moments for i in outputs], -1)
+        base = self.base
+        if not isinstance(base, Recalibrated):
+            base = Recalibrated(base, 1.0, validate_args=False)  # the same, with its points
+        exact = base._with(base._exact)
+        return base._like_base(exact._by_rows(lambda d, _: _moments(d)))
+
+    def _score_cdf(self, value: Tensor) -> Tensor:
+        tiny = torch.finfo(value.dtype).tiny
+        return torch.where(value > 0, self.base._score_cdf(value.clamp_min(tiny).log()), 0.0)
+
+    def _with(self, base) -> "Exponentiated":
+        return Exponentiated(base, validate_args=False)
+
+
+def _moments(d: Recalibrated) -> Tensor:
+    """Mean and variance of e^y, [2, N]."""
+    x, G = _points(d)
+    i = (G < 0.5).sum(0, keepdim=True).clamp_max(len(x) - 1)
+    c, above = x.gather(0, i), torch.arange(len(x) - 1).reshape(-1, 1).to(x.device) >= i
+    middle, width = 0.5 * (x[1:] + x[:-1]), x.diff(dim=0)
+    first = second = 0.0
+    for at, G_at, weight in (
+        (x[:-1], G[:-1], 1),
+        (middle, d._score_cdf(middle), 4),
+        (x[1:], G[1:], 1),
+    ):
+        growth = (at - c).exp()
+        tail = weight / 6 * width * (above.to(G) - G_at) * growth
+        first, second = first + tail.sum(0), second + (2 * (growth - 1) * tail).sum(0)
+    scale = c[0].exp()
+    return torch.stack([scale * (1 + first), scale.square() * (second - first.square())])

@@ -1,0 +1,89 @@
+"""e^y of a predictive distribution of y, against SciPy's lognormal and quadrature."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from scipy.integrate import quad
+from torch.distributions import Normal
+
+from pyro_dgp.gp import Exponentiated, PredictiveMixture, Recalibrated
+
+LOC, SCALE = np.array([-3.0, 0.0, 2.0, 9.0]), np.array([0.01, 0.3, 1.0, 2.0])
+Q = torch.tensor([1e-4, 0.05, 0.5, 0.95, 1 - 1e-4], dtype=torch.float64)
+
+
+def lognormal():
+    return stats.lognorm(SCALE, scale=np.exp(LOC))
+
+
+def normals(loc, scale):
+    return PredictiveMixture(Normal(torch.as_tensor(loc), torch.as_tensor(scale)))
+
+
+def test_one_component_is_lognormal():
+    p, exact = Exponentiated(normals(LOC[None], SCALE[None])), lognormal()
+    t = torch.as_tensor(exact.ppf(np.array([0.01, 0.3, 0.9])[:, None]))
+    np.testing.assert_allclose(p.log_prob(t), exact.logpdf(t), rtol=1e-10)
+    np.testing.assert_allclose(p.cdf(t), exact.cdf(t), rtol=1e-10)
+    np.testing.assert_allclose(p.quantile(Q), exact.ppf(Q[:, None]), rtol=1e-9)
+    np.testing.assert_allclose(p.mean, exact.mean(), rtol=2e-5)
+    # Of its variance, a lognormal with s = 2 has a hundredth beyond z = 6.
+    error = p.stddev.numpy() / exact.std() - 1
+    assert (np.abs(error) < [1e-4, 1e-4, 1e-3, 0.05]).all()
+    # Gneiting and Raftery (2007): of a lognormal in closed form (Baran and Lerch, 2015).
+    z = (t.log().numpy() - LOC) / SCALE
+    crps = t.numpy() * (2 * stats.norm.cdf(z) - 1) - 2 * exact.mean() * (
+        stats.norm.cdf(z - SCALE) + stats.norm.cdf(SCALE / 2**0.5) - 1
+    )
+    np.testing.assert_allclose(p.crps(t), crps, rtol=5e-3)
+
+
+@pytest.mark.parametrize("exponent", [0.7, 1.0, 1.6])
+def test_mixtures_and_recalibrated_ones_by_quadrature(exponent):
+    base = normals([[-1.0, 0.0], [0.5, 0.1], [0.8, 2.0]], [[0.2, 1.0], [0.3, 0.4], [0.05, 0.6]])
+    p = Exponentiated(Recalibrated(base, exponent))
+    at = p.quantile(torch.tensor([1e-9, 0.1, 0.5, 0.9, 1 - 1e-9]))
+    for row in range(2):
+
+        def density(t, row=row):
+            return p.log_prob(torch.full((2,), t))[row].exp().item()
+
+        points = at[1:-1, row].tolist()
+        ends = at[0, row].item(), at[-1, row].item()
+        total, mean, square = (
+            quad(lambda t, k=k: t**k * density(t), *ends, points=points, limit=500)[0]
+            for k in range(3)
+        )
+        assert total == pytest.approx(1, abs=1e-6)  # the Jacobian
+        assert p.mean[row].item() == pytest.approx(mean, rel=1e-3)
+        assert p.variance[row].item() == pytest.approx(square - mean**2, rel=1e-2)
+
+
+def test_samples_and_targets_below_0():
+    p = Exponentiated(normals(LOC[None], SCALE[None]))
+    draws = p.sample((4000,))
+    assert (draws > 0).all()
+    share = (draws < torch.as_tensor(lognormal().ppf(0.3))).double().mean(0)
+    assert (share - 0.3).abs().max() < 4 * (0.21 / 4000) ** 0.5
+    below = torch.tensor([-1.0, 0.0, -1.0, 0.0])
+    assert p.log_prob(below).tolist() == [-np.inf] * 4
+    assert p.cdf(below).tolist() == [0.0] * 4
+
+
+def test_several_outputs():
+    loc, scale = torch.randn(20, 3, 2), torch.rand(20, 3, 2)
+    p = Exponentiated(PredictiveMixture(Normal(loc, scale), 1))
+    t = torch.rand(5, 3, 2) + 0.1
+    torch.testing.assert_close(p.log_prob(t), p.base.log_prob(t.log()) - t.log().sum(-1))
+    for i in range(2):
+        one = Exponentiated(PredictiveMixture(Normal(loc[..., i], scale[..., i])))
+        torch.testing.assert_close(p.mean[:, i], one.mean)
+        torch.testing.assert_close(p.crps(t)[..., i], one.crps(t[..., i]))
+        torch.testing.assert_close(p.marginal(i).quantile(Q), p.quantile(Q)[..., i])
+
+
+def test_lattices_are_refused():
+    counts = PredictiveMixture(torch.distributions.Poisson(torch.ones(3, 2)))
+    with pytest.raises(ValueError, match="probabilities of a lattice"):
+        Exponentiated(counts)
