@@ -1,0 +1,52 @@
+"""What the pictures have in common."""
+
+import numpy as np
+
+__all__ = ["along", "axes_of", "like", "name_of", "pyplot"]
+
+
+def pyplot():
+    """Matplotlib's ``pyplot``.
+
+    :raises ImportError: If it is missing; says how to install it.
+    """
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise ImportError("Figures need Matplotlib: pip install 'pyro_dgp[plot]'.") from error
+    return plt
+
+
+def axes_of(ax):
+    return pyplot().subplots(layout="constrained")[1] if ax is None else ax
+
+
+def along(X, feature: int, row, num_points: int) -> tuple[np.ndarray, np.ndarray]:
+    """Values of one input from end to end, and rows with them."""
+    X = np.asarray(X, dtype=float)
+    if X.ndim != 2 or not 0 <= feature < X.shape[1]:
+        raise ValueError(
+            f"feature must be a column of X, 0 to {X.shape[-1] - 1}, but it is {feature}."
+        )
+    grid = np.linspace(X[:, feature].min(), X[:, feature].max(), num_points)
+    rows = np.tile(
+        np.median(X, 0) if row is None else np.asarray(row, dtype=float), (num_points, 1)
+    )
+    rows[:, feature] = grid
+    return grid, rows
+
+
+def like(model, rows: np.ndarray):
+    """Rows as a data frame if the model was fitted to one, so that it knows the names."""
+    names = getattr(model, "feature_names_in_", None)
+    if names is None:
+        return rows
+    import pandas as pd
+
+    return pd.DataFrame(rows, columns=names)
+
+
+def name_of(model, feature: int) -> str:
+    names = getattr(model, "feature_names_in_", None)
+    # A dollar would begin a formula.
+    return f"x{feature}" if names is None else str(names[feature]).replace("$", r"\$")

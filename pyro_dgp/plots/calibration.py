@@ -1,0 +1,87 @@
+"""Whether probabilities may be taken at their word."""
+
+import numpy as np
+
+from pyro_dgp.plots._axes import axes_of
+
+__all__ = ["calibration_curve", "pit_histogram", "reliability_curve"]
+
+_LEAST_IN_A_BIN = 10
+
+
+def pit_histogram(pit, num_bins: int = 10, ax=None):
+    """Histogram of P(target <= y), flat if predictions are calibrated.
+
+    The band holds a bar of a calibrated model with probability 0.95.
+
+    :param pit: Values in (0, 1), [N]: ``model.cdf(X, y)``.
+    :param int num_bins: Bars.
+    :param ax: Matplotlib axes, or None.
+    :returns: The axes.
+    """
+    from scipy.stats import binom
+
+    ax = axes_of(ax)
+    pit = np.ravel(pit)
+    low, high = binom.interval(0.95, len(pit), 1 / num_bins)
+    scale = num_bins / len(pit)
+    ax.axhspan(low * scale, high * scale, color="0.9", lw=0)
+    ax.axhline(1.0, color="0.5", lw=1)
+    ax.hist(pit, np.linspace(0, 1, num_bins + 1), density=True, color="C0", alpha=0.7, ec="white")
+    ax.set(xlim=(0, 1), xlabel="P(target ≤ y)", ylabel="density", title="PIT histogram")
+    return ax
+
+
+def calibration_curve(pit, ax=None):
+    """Share of the targets below each quantile, on the diagonal if predictions are calibrated.
+
+    The band holds the whole curve of a calibrated model with probability 0.95, by the
+    Dvoretzky-Kiefer-Wolfowitz inequality.
+
+    :param pit: Values in (0, 1), [N]: ``model.cdf(X, y)``.
+    :param ax: Matplotlib axes, or None.
+    :returns: The axes.
+    """
+    ax = axes_of(ax)
+    pit = np.sort(np.ravel(pit))
+    ends = np.array([0.0, 1.0])
+    width = np.sqrt(np.log(2 / 0.05) / (2 * len(pit)))
+    ax.fill_between(ends, ends - width, ends + width, color="0.9", lw=0)
+    ax.plot(ends, ends, color="0.5", lw=1)
+    ax.step([0, *pit, 1], [0, *np.arange(1, len(pit) + 1) / len(pit), 1], where="post", color="C0")
+    ax.set(
+        xlim=(0, 1), ylim=(0, 1), xlabel="probability of the quantile",
+        ylabel="share of targets below it", title="Calibration", aspect="equal",
+    )  # fmt: skip
+    return ax
+
+
+def reliability_curve(probability, happened, num_bins: int = 10, ax=None):
+    """How often what was predicted happened: on the diagonal if as often as predicted.
+
+    Bins hold as many predictions each. Bars are the central 95% of what a calibrated model would
+    have in a bin.
+
+    :param probability: Predicted probabilities, [N].
+    :param happened: Truth values, [N].
+    :param int num_bins: Bins; fewer where there are not ten predictions for each.
+    :param ax: Matplotlib axes, or None.
+    :returns: The axes.
+    """
+    from scipy.stats import binom
+
+    ax = axes_of(ax)
+    probability, happened = np.ravel(probability), np.ravel(happened).astype(float)
+    order = np.argsort(probability, kind="stable")
+    bins = np.array_split(order, min(num_bins, max(1, len(order) // _LEAST_IN_A_BIN)))
+    mean, share = (np.array([v[b].mean() for b in bins]) for v in (probability, happened))
+    sizes = np.array([len(b) for b in bins])
+    low, high = binom.interval(0.95, sizes, mean)
+    ax.plot([0, 1], [0, 1], color="0.5", lw=1)
+    ax.vlines(mean, low / sizes, high / sizes, color="0.85", lw=6)
+    ax.plot(mean, share, "o", color="C0")
+    ax.set(
+        xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xlabel="predicted probability",
+        ylabel="how often it happened", title="Calibration", aspect="equal",
+    )  # fmt: skip
+    return ax

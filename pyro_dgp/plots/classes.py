@@ -1,0 +1,36 @@
+"""Probabilities of a classifier."""
+
+from collections.abc import Sequence
+
+from pyro_dgp.plots._axes import along, axes_of, like, name_of
+
+__all__ = ["probabilities_along_input"]
+
+
+def probabilities_along_input(
+    model, X, feature: int, row=None, labels: Sequence[str] | None = None, num_points: int = 100,
+    ax=None,
+):  # fmt: skip
+    """Probabilities of the classes along one input, one upon the other, the others held fixed.
+
+    :param model: A fitted :class:`~pyro_dgp.sklearn.LatentDGPClassifier`.
+    :param X: Inputs that span the axis, [N, D].
+    :param int feature: Column of X that varies.
+    :param row: Values of the inputs, [D]; None for the medians of X.
+    :param labels: What to call the classes; None for ``model.classes_``.
+    :param int num_points: Points along the axis.
+    :param ax: Matplotlib axes, or None.
+    :returns: The axes.
+    """
+    ax = axes_of(ax)
+    grid, rows = along(X, feature, row, num_points)
+    labels = [str(c) for c in model.classes_] if labels is None else labels
+    shares = model.predict_proba(like(model, rows))
+    colors = [f"C{i % 10}" for i in range(len(labels))]
+    ax.stackplot(grid, shares.T, labels=labels, colors=colors, alpha=0.8)
+    ax.set(
+        xlabel=name_of(model, feature), ylabel="probability", title="Probabilities", ylim=(0, 1),
+        xlim=(grid[0], grid[-1]),
+    )  # fmt: skip
+    ax.legend(loc="upper left")
+    return ax

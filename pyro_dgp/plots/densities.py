@@ -1,0 +1,125 @@
+"""Predictive densities of a regressor of one target."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from pyro_dgp.plots._axes import along, axes_of, like, name_of, pyplot
+
+__all__ = ["density_along_input", "fan_chart", "latent_traversal", "marginal_densities"]
+
+
+def density_along_input(model, X, feature: int, row=None, num_points: int = 80, ax=None):
+    """Predictive density as shades along one input, the others held fixed.
+
+    :param model: A fitted :class:`~pyro_dgp.sklearn.LatentDGPRegressor` of one target.
+    :param X: Inputs that span the axis, [N, D].
+    :param int feature: Column of X that varies.
+    :param row: Values of the inputs, [D]; None for the medians of X.
+    :param int num_points: Points along each axis.
+    :param ax: Matplotlib axes, or None.
+    :returns: The axes.
+    """
+    ax = axes_of(ax)
+    grid, rows = along(X, feature, row, num_points)
+    y, density = _densities(model, rows, 0.002, num_points)
+    # By column of the same greatest shade: a narrow peak would leave the rest white.
+    shade = density / np.maximum(density.max(0), np.finfo(float).tiny)
+    ax.pcolormesh(grid, y, shade, cmap="Blues", shading="nearest", rasterized=True)
+    ax.set(xlabel=name_of(model, feature), ylabel="y", title="Predictive density")
+    return ax
+
+
+def fan_chart(
+    model, X, feature: int, row=None, levels: Sequence[float] = (0.5, 0.9, 0.98),
+    num_points: int = 100, ax=None,
+):  # fmt: skip
+    """Median and central intervals along one input, the others held fixed.
+
+    :param model: A fitted :class:`~pyro_dgp.sklearn.LatentDGPRegressor` of one target.
+    :param X: Inputs that span the axis, [N, D].
+    :param int feature: Column of X that varies.
+    :param row: Values of the inputs, [D]; None for the medians of X.
+    :param levels: Probabilities of the intervals.
+    :param int num_points: Points along the axis.
+    :param ax: Matplotlib axes, or None.
+    :returns: The axes.
+    """
+    ax = axes_of(ax)
+    grid, rows = along(X, feature, row, num_points)
+    levels = sorted(levels, reverse=True)
+    lower, upper = ([0.5 + sign * p / 2 for p in levels] for sign in (-1, 1))
+    probabilities = torch.tensor([*lower, *upper, 0.5], dtype=torch.float64)
+    quantiles = model.predictive(like(model, rows)).quantile(probabilities).T.numpy()
+    shades = pyplot().get_cmap("Blues")(np.linspace(0.2, 0.5, len(levels)))
+    for i, (p, shade) in enumerate(zip(levels, shades, strict=True)):
+        ends = quantiles[:, i], quantiles[:, len(levels) + i]
+        ax.fill_between(grid, *ends, color=shade, lw=0, label=f"{p:.0%}")
+    ax.plot(grid, quantiles[:, -1], color="C0", label="median")
+    ax.set(xlabel=name_of(model, feature), ylabel="y", title="Quantiles")
+    ax.legend(frameon=False)
+    return ax
+
+
+def marginal_densities(
+    model, X, y=None, num_points: int = 500, labels: Sequence[str] | None = None, ax=None
+):
+    """Predictive densities of a few rows, with their targets as vertical lines.
+
+    :param model: A fitted :class:`~pyro_dgp.sklearn.LatentDGPRegressor` of one target.
+    :param X: The rows, [N, D].
+    :param y: Their targets, [N], or None.
+    :param int num_points: Points along the axis.
+    :param labels: What to call the rows; None for their numbers.
+    :param ax: Matplotlib axes, or None.
+    :returns: The axes.
+    """
+    ax = axes_of(ax)
+    grid, density = _densities(model, np.asarray(X, dtype=float), 0.001, num_points)
+    for i, column in enumerate(density.T):
+        label = f"row {i}" if labels is None else labels[i]
+        ax.plot(grid, column, color=f"C{i % 10}", label=label)
+        if y is not None:
+            ax.axvline(np.asarray(y)[i], color=f"C{i % 10}", ls=":")
+    ax.set(xlabel="y", ylabel="density", ylim=(0, None), title="Predictive densities")
+    ax.legend(frameon=False)
+    return ax
+
+
+def latent_traversal(
+    model, X, feature: int, row=None, values: Sequence[float] = (-2, -1, 0, 1, 2),
+    num_points: int = 100, ax=None,
+):  # fmt: skip
+    """What the latent input does: the mean along one input, for some values of z.
+
+    :param model: A fitted :class:`~pyro_dgp.sklearn.LatentDGPRegressor` of one target with
+        ``latent_dim=1``.
+    :param X: Inputs that span the axis, [N, D].
+    :param int feature: Column of X that varies.
+    :param row: Values of the inputs, [D]; None for the medians of X.
+    :param values: Of z, in standard deviations of its prior.
+    :param int num_points: Points along the axis.
+    :param ax: Matplotlib axes, or None.
+    :returns: The axes.
+    """
+    ax = axes_of(ax)
+    grid, rows = along(X, feature, row, num_points)
+    shades = pyplot().get_cmap("coolwarm")(np.linspace(0, 1, len(values)))
+    for z, shade in zip(values, shades, strict=True):
+        ax.plot(
+            grid, model.predictive(like(model, rows), z=z).mean, color=shade, label=f"z = {z:g}"
+        )
+    ax.set(xlabel=name_of(model, feature), ylabel="mean of y given z", title="Latent input")
+    ax.legend(frameon=False)
+    return ax
+
+
+def _densities(model, rows: np.ndarray, tail: float, num_points: int):
+    """Targets, and densities of each row there, [num_points, N]."""
+    predictive = model.predictive(like(model, rows))
+    ends = predictive.quantile(torch.tensor([tail, 1 - tail]))
+    low, high = ends[0].min().item(), ends[1].max().item()
+    margin = 0.05 * (high - low)
+    y = torch.linspace(low - margin, high + margin, num_points, dtype=torch.float64)
+    return y.numpy(), predictive.log_prob(y.unsqueeze(-1)).exp().numpy()

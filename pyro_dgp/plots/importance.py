@@ -1,0 +1,29 @@
+"""Which inputs matter."""
+
+from collections.abc import Mapping
+
+from pyro_dgp.plots._axes import axes_of
+
+__all__ = ["importances"]
+
+
+def importances(found: Mapping[str, tuple[float, float]], loss: str = "loss", most=20, ax=None):
+    """By how much a loss on held-out rows grows when an input's values are shuffled.
+
+    :param found: Of each input the growth as a share of the loss, and its standard error.
+    :param str loss: What it is called.
+    :param int most: Inputs shown, those that matter most.
+    :param ax: Matplotlib axes, or None.
+    :returns: The axes.
+    """
+    ax = axes_of(ax)
+    shown = sorted(found.items(), key=lambda item: -item[1][0])[:most]
+    names = [name for name, _ in shown]
+    growth, error = ([100 * values[i] for _, values in shown] for i in (0, 1))
+    places = range(len(shown))
+    ax.barh(places, growth, xerr=error, color="C0", alpha=0.8, ecolor="0.3", capsize=2)
+    ax.set_yticks(places, names)
+    ax.invert_yaxis()
+    ax.axvline(0, color="0.5", lw=1)
+    ax.set(xlabel=f"{loss} grows by, %", title="Inputs that matter")
+    return ax

@@ -1,0 +1,61 @@
+"""What happens along training."""
+
+import numpy as np
+
+from pyro_dgp.infer.snr_sweep import SNRSweep
+from pyro_dgp.plots._axes import axes_of
+
+__all__ = ["snr_along_training", "training_curve"]
+
+
+def training_curve(history, validation=None, window: int | None = None, ax=None):
+    """The loss along training, as means over windows of steps, and held-out scores.
+
+    :param history: A :class:`~pyro_dgp.infer.TrainingHistory`.
+    :param validation: Steps and scores, such as ``(model.validation_steps_,
+        model.validation_crps_)``, or None.
+    :param int window: Steps that a mean is over; None for a 50th of all.
+    :param ax: Matplotlib axes, or None.
+    :returns: The axes.
+    """
+    ax = axes_of(ax)
+    losses = np.asarray(history.losses, dtype=float)
+    window = window or max(1, len(losses) // 50)
+    edges = np.arange(0, len(losses), window)
+    steps = np.minimum(edges + window, len(losses))
+    means = np.add.reduceat(losses, edges) / (steps - edges)
+    ax.plot(steps, means, color="C0", label="loss")
+    ax.set(xlabel="step", ylabel="loss", title="Training")
+    ax.set_yscale("log" if means.min() > 0 and means.max() > 100 * means.min() else "linear")
+    if validation is not None and len(validation[0]):
+        other = ax.twinx()
+        other.plot(*validation, color="C1", marker=".", label="held out")
+        best = int(np.argmin(validation[1]))
+        other.plot(validation[0][best], validation[1][best], "o", color="C1", mfc="white")
+        other.set_ylabel("held-out CRPS", color="C1")
+        ax.set_ylabel("loss", color="C0")
+    return ax
+
+
+def snr_along_training(sweeps: dict[int, SNRSweep], group: str, ax=None):
+    """Signal-to-noise ratios of a group of parameters along training, one line an estimator and K.
+
+    :param sweeps: By the number of steps, :func:`~pyro_dgp.infer.snr_sweep` of the same estimators
+        and K.
+    :param str group: The group of parameters.
+    :param ax: Matplotlib axes, or None.
+    :returns: The axes.
+    """
+    ax = axes_of(ax)
+    lines: dict[tuple[str, int], list] = {}
+    for step, sweep in sorted(sweeps.items()):
+        for p in sweep.select(group=group):
+            lines.setdefault((p.estimator, p.K), []).append((step, p.snr, p.snr_error))
+    if not lines:
+        raise ValueError(f"No sweep has a group '{group}'.")
+    for (estimator, K), points in lines.items():
+        step, snr, error = zip(*points, strict=True)
+        ax.errorbar(step, snr, error, marker="o", capsize=2, label=f"{estimator}, K = {K}")
+    ax.set(xlabel="step", ylabel="SNR", yscale="log", title=f"Signal-to-noise ratio, {group}")
+    ax.legend(frameon=False)
+    return ax
