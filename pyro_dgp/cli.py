@@ -22,7 +22,7 @@ from pyro_dgp.experiments.studies import demo_config, some_data, trained
 from pyro_dgp.experiments.table1 import FORMATS, read_evaluations, table1
 from pyro_dgp.gp.kernels import KERNELS
 from pyro_dgp.memory import keep_freed_memory
-from pyro_dgp.table.commands import add_evaluate, add_fit, add_plot, add_predict
+from pyro_dgp.table.commands import add_evaluate, add_fit, add_plot, add_predict, add_report
 
 __all__ = ["main"]
 
@@ -252,6 +252,7 @@ def _parser() -> argparse.ArgumentParser:
         add_predict,
         add_evaluate,
         add_plot,
+        add_report,
         _add_demo,
         _add_train,
         _add_snr,

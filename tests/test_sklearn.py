@@ -18,7 +18,7 @@ from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from pyro_dgp.gp.likelihoods import GaussianLikelihood
-from pyro_dgp.sklearn import LatentDGPRegressor
+from pyro_dgp.sklearn import LatentDGPClassifier, LatentDGPRegressor
 from pyro_dgp.sklearn.members import Member
 
 QUICK = {
@@ -371,3 +371,35 @@ def test_many_rows_take_twice_the_steps(monkeypatch, num_rows, num_steps):
     X, y = rng.normal(size=(num_rows, 1)), rng.normal(size=num_rows)
     regressor(num_steps=None, validation_fraction=0).fit(X, y)
     assert seen["num_steps"] == num_steps
+
+
+def test_a_model_of_logarithms_answers_in_the_targets_units(tmp_path):
+    X, y = np.linspace(0, 1, 40)[:, None], np.exp(np.random.default_rng(0).normal(size=40))
+    options = WHOLE | {"num_steps": 3}
+    model = LatentDGPRegressor(target_transform="log", **options).fit(X, y)
+    plain = LatentDGPRegressor(**options).fit(X, np.log(y))
+    np.testing.assert_allclose(model.log_density(X, y), plain.log_density(X, np.log(y)) - np.log(y))
+    np.testing.assert_allclose(model.predict_quantiles(X), np.exp(plain.predict_quantiles(X)))
+    np.testing.assert_allclose(model.cdf(X, y), plain.cdf(X, np.log(y)))
+    draws = model.sample(X, 4000, random_state=0)
+    assert (draws > 0).all()
+    errors = (draws.mean(1) - model.predict(X)) / (draws.std(1) / 4000**0.5)
+    assert np.abs(errors).max() < 5
+    spread = np.abs(draws[:, :2000] - draws[:, 2000:]).mean(1)
+    expected = np.abs(draws - y[:, None]).mean(1) - spread / 2
+    np.testing.assert_allclose(model.crps(X, y), expected, rtol=0.2)
+    assert model.predictive(X, z=[0.5]).cdf(torch.zeros(40)).max() == 0
+    model.save(tmp_path / "m.pt")
+    loaded = LatentDGPRegressor.load(tmp_path / "m.pt")
+    np.testing.assert_array_equal(loaded.predict(X), model.predict(X))
+    y[3] = -1
+    with pytest.raises(ValueError, match="1 of 40 are not"):
+        model.fit(X, y)
+    for wrong in (
+        {"target_transform": "sqrt"},
+        {"target_transform": "log", "likelihood": "poisson"},
+    ):
+        with pytest.raises(ValueError, match="target_transform"):
+            LatentDGPRegressor(**wrong).fit(X, y)
+    with pytest.raises(ValueError, match="target_transform must be one of"):
+        LatentDGPClassifier(target_transform="log").fit(X, y > 0)

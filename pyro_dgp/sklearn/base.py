@@ -51,6 +51,8 @@ class LatentDGPEstimator(BaseEstimator):
 
     # Of the likelihood's names, those that "auto" and users choose from.
     _likelihoods: tuple[str, ...]
+    # What targets may be modelled as.
+    _transforms: tuple[str | None, ...] = (None,)
     # Of what a pool is made.
     _pool_class: type
     # What ``features`` may be beside names and None, and what "auto" is.
@@ -61,6 +63,7 @@ class LatentDGPEstimator(BaseEstimator):
         self,
         *,
         likelihood="auto",
+        target_transform: str | None = None,
         features="auto",
         pool: bool = True,
         n_estimators: int = 1,
@@ -84,6 +87,7 @@ class LatentDGPEstimator(BaseEstimator):
         verbose: bool = False,
     ) -> None:
         self.likelihood = likelihood
+        self.target_transform = target_transform
         self.features = features
         self.pool = pool
         self.n_estimators = n_estimators
@@ -389,6 +393,11 @@ class LatentDGPEstimator(BaseEstimator):
             raise ValueError(
                 f"likelihood must be one of {', '.join(self._likelihoods)}, but it is "
                 f"{self.likelihood!r}."
+            )
+        if self.target_transform not in self._transforms:
+            raise ValueError(
+                f"target_transform must be one of {self._transforms}, but it is "
+                f"{self.target_transform!r}."
             )
         check_device(self.device)
         if self.checkpoint is not None and not isinstance(self.random_state, int | np.integer):

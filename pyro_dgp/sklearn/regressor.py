@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pyro_dgp._checks import check_integer
-from pyro_dgp.gp import PredictiveMixture
+from pyro_dgp.gp import Exponentiated, PredictiveMixture
 from pyro_dgp.gp.likelihoods import (
     LIKELIHOODS,
     GaussianLikelihood,
@@ -60,6 +60,9 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
         "auto" takes "rounded" where the targets lie on a lattice of at most 100 points, each of
         them twice on average, and else "heteroscedastic". With "rounded", ``log_density`` gives
         logarithms of probabilities.
+    :param str target_transform: "log" to model the logarithm of positive targets, as of prices,
+        sizes and durations with a long tail: no interval then reaches below 0. None for targets as
+        they are. Densities, scores and all other answers are in the targets' own units.
     :param features: Further inputs: "trees" for mean and log standard deviation over 200 extra
         trees, out of bag for training rows; "boosting" for cross-fitted predictions of gradient
         boosting; a scikit-learn regressor, for its cross-fitted predictions; several of these in a
@@ -108,6 +111,15 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
 
     _likelihoods = ("auto", *(n for n in LIKELIHOODS if n not in ("binomial", "categorical")))
     _pool_class = Pool
+    _transforms = (None, "log")
+
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        if self.target_transform is not None and not _is_real(self.likelihood):
+            raise ValueError(
+                f"target_transform={self.target_transform!r} needs a likelihood of real numbers, "
+                f"such as 'heteroscedastic', but it is {self.likelihood!r}."
+            )
 
     def fit(self, X, y, sample_weight=None) -> "LatentDGPRegressor":
         """
@@ -116,7 +128,8 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
         :param sample_weight: How much rows count, relative to one another, [N]: training meets
             rows in proportion, and those of weight 0 not at all.
         :raises ValueError: If the data hold NaN or infinity, there is one row only, a target is
-            constant or one that the likelihood does not accept, or a parameter is out of range.
+            constant or one that the likelihood or the transform does not accept, or a parameter is
+            out of range.
         :raises NonFiniteError: If training diverged.
         """
         start = time.monotonic()
@@ -129,6 +142,8 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
         if self._one_column:
             y = y[:, 0]
         self._y_ndim = y.ndim
+        if self.target_transform == "log":
+            y = _logarithms(y)
         self._fit(*counting(X, y, sample_weight), start)
         return self
 
@@ -210,7 +225,7 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
         """
         return self._column(self._compare(X, y, lambda p, target: p.cdf(target)))
 
-    def predictive(self, X, z=None) -> PredictiveMixture | Recalibrated:
+    def predictive(self, X, z=None) -> PredictiveMixture | Recalibrated | Exponentiated:
         """The predictive distribution, in units of y and double precision.
 
         :param X: [N, D]; the distribution holds ``2 * num_samples * N * P`` numbers.
@@ -219,7 +234,7 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
         """
         return self._predict(self._check_inputs(X), z)
 
-    def predictives(self, X) -> Iterator[PredictiveMixture | Recalibrated]:
+    def predictives(self, X) -> Iterator[PredictiveMixture | Recalibrated | Exponentiated]:
         """:meth:`predictive` for some rows at a time, in order and in bounded memory.
 
         To ask several things of each distribution, which is computed once.
@@ -249,6 +264,8 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
         targets = torch.as_tensor(y, dtype=getattr(torch, self.dtype))
         if not isinstance(self.likelihood, str) or self.likelihood != "auto":
             return likelihood_for(targets, self.likelihood)
+        if self.target_transform is not None:
+            return HeteroscedasticGaussian.for_targets(targets)
         if len(np.unique(y)) <= min(_MOST_POINTS, y.size / 2):
             try:
                 rounded = Rounded.for_targets(targets)
@@ -280,8 +297,12 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
         self._y_scaler = scaler_of(**state["scaler"])
         self._y_ndim, self._one_column = state["ndim"], state["one_column"]
 
-    def _predict(self, X: np.ndarray, z=None) -> PredictiveMixture | Recalibrated:
+    def _predict(self, X: np.ndarray, z=None) -> PredictiveMixture | Recalibrated | Exponentiated:
         """Of checked inputs, in units of y; with the same draws every time."""
+        p = self._predict_transformed(X, z)
+        return p if self.target_transform is None else Exponentiated(p)
+
+    def _predict_transformed(self, X: np.ndarray, z) -> PredictiveMixture | Recalibrated:
         X = transformed("X", self._x_scaler, X)
         mean, scale = (
             torch.as_tensor(v if self._y_ndim == 2 else v[0], dtype=torch.float64)
@@ -313,7 +334,9 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
         p = PredictiveMixture(parts, self._y_ndim - 1).affine(mean, scale)
         return p if self._pool.exponent == 1 else Recalibrated(p, self._pool.exponent)
 
-    def _predictions(self, X: np.ndarray) -> Iterator[PredictiveMixture | Recalibrated]:
+    def _predictions(
+        self, X: np.ndarray
+    ) -> Iterator[PredictiveMixture | Recalibrated | Exponentiated]:
         """Of checked inputs, some rows at a time."""
         # All trees are asked, whatever num_samples.
         components = max(self.num_samples, NUM_TREES)
@@ -343,9 +366,28 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
         return values[:, None] if self._one_column else values
 
 
+def _logarithms(y: np.ndarray) -> np.ndarray:
+    if not (y > 0).all():
+        raise ValueError(
+            f"target_transform='log' is for positive targets, but {int((y <= 0).sum())} of "
+            f"{y.size} are not (the smallest is {y.min():g}): use target_transform=None, or leave "
+            "them out."
+        )
+    return np.log(y)
+
+
 def _scales(likelihood) -> bool:
     """Whether targets are real numbers, or a lattice of them, which standardising leaves so."""
+    return _is_real(likelihood) or issubclass(_kind(likelihood), Rounded)
+
+
+def _is_real(likelihood) -> bool:
+    """Whether targets are any real numbers."""
+    kind = _kind(likelihood)
+    return kind.support is constraints.real and not kind.discrete
+
+
+def _kind(likelihood) -> type[Likelihood]:
     if isinstance(likelihood, str):
         likelihood = LIKELIHOODS.get(likelihood, HeteroscedasticGaussian)
-    kind = likelihood if isinstance(likelihood, type) else type(likelihood)
-    return kind.support is constraints.real and (not kind.discrete or issubclass(kind, Rounded))
+    return likelihood if isinstance(likelihood, type) else type(likelihood)

@@ -13,6 +13,8 @@ __all__ = ["Columns", "names_of_rows"]
 
 # So many categories are kept however rare; of more, those of so many rows, and no more than most.
 _FEW_CATEGORIES, _ROWS_OF_CATEGORY, _MOST_CATEGORIES = 20, 5, 50
+# Of a target; more are names, or numbers that were not understood.
+_MOST_CLASSES = 50
 # Fewer rows may be all different, or count up, by chance.
 _ROWS_TO_JUDGE = 20
 # Beyond the training rows by more than this share of their range, the model has seen nothing alike.
@@ -57,6 +59,8 @@ class Columns:
     :param dict conventions: How numbers and dates were written
         (:class:`~pyro_dgp.table.cells.Conventions`).
     :param list constant: Columns that were left out because they do not vary.
+    :param list classes: The classes of a target that is one of texts, or of codes; None if targets
+        are numbers.
     """
 
     targets: list[str]
@@ -65,6 +69,7 @@ class Columns:
     categories: dict[str, dict]
     conventions: dict = field(default_factory=dict)
     constant: list[str] = field(default_factory=list)
+    classes: list | None = None
 
     @classmethod
     def of(
@@ -73,6 +78,7 @@ class Columns:
         targets: Sequence[str],
         drop: Collection[str] = (),
         conventions: Conventions | None = None,
+        classes: bool = False,
     ) -> "Columns":
         """Looks at training rows.
 
@@ -81,7 +87,9 @@ class Columns:
         :param targets: Names of the target columns.
         :param drop: Names of columns to leave out.
         :param Conventions conventions: To be kept.
-        :raises ValueError: If a name is unknown, a target is none of numbers, or no input is left.
+        :param bool classes: Whether the target, the only one, is one of classes.
+        :raises ValueError: If a name is unknown, a target is none of numbers, there are too many
+            classes, or no input is left.
         """
         if len({*targets, *drop}) < len(targets) + len(drop):
             raise ValueError("A column is named twice among the targets and those left out.")
@@ -111,6 +119,7 @@ class Columns:
         columns = cls(
             list(targets), numbers, dates, categories,
             asdict(conventions or Conventions()), constant,
+            _classes(frame, targets[0]) if classes else None,
         )  # fmt: skip
         columns.target_values(frame)
         if not columns.used:
@@ -122,6 +131,16 @@ class Columns:
     def used(self) -> list[str]:
         """The input columns."""
         return [*self.numbers, *self.dates, *self.categories]
+
+    @property
+    def num_inputs(self) -> int:
+        """D of :meth:`inputs`."""
+        numbers = sum(1 + seen["missing"] for seen in self.numbers.values())
+        parts = sum(
+            len(own) + any(seen["missing"] for seen in own.values()) for own in self.dates.values()
+        )
+        texts = (len(c["kept"]) + c["other"] + c["missing"] for c in self.categories.values())
+        return numbers + parts + sum(texts)
 
     def typed(self, table: Table, conventions: Conventions) -> tuple[pd.DataFrame, list[str]]:
         """The columns that the model looks at, and targets, of another table.
@@ -139,10 +158,12 @@ class Columns:
             table.frame[there([*self.used, *self.targets])], table.name, table.lines,
             table.separator,
         )  # fmt: skip
+        texts = self.classes is not None and isinstance(self.classes[0], str)
         frame, _, notes = typed(
             part, conventions, usual=Conventions(**self.conventions), numeric=there(self.numbers),
-            dates=there(self.dates), categorical=there(self.categories),
-            lenient=there(self.targets),
+            dates=there(self.dates),
+            categorical=there([*self.categories, *(self.targets if texts else [])]),
+            lenient=there([] if texts else self.targets),
         )  # fmt: skip
         return frame, notes
 
@@ -196,7 +217,7 @@ class Columns:
         return pd.DataFrame(parts, index=frame.index)
 
     def target_values(self, frame: pd.DataFrame) -> np.ndarray:
-        """Targets, [N], or [N, P] if there are several; NaN where one is missing.
+        """Targets, [N], or [N, P] if there are several, or classes; NaN where one is missing.
 
         :raises ValueError: If they are no numbers, or infinite.
         """
@@ -207,14 +228,16 @@ class Columns:
             column = _plain(frame[[name]])[name]
             if column.isna().all():
                 raise ValueError(f"The target '{name}' is missing in all rows.")
+            if self.classes is not None and isinstance(self.classes[0], str):
+                return _texts(column).to_numpy()
             if not pd.api.types.is_float_dtype(column):
                 kind = "dates"
                 if column.dtype == object:
                     some = ", ".join(f"'{v}'" for v in _texts(column).dropna().unique()[:3])
                     kind = f"texts such as {some}"
+                alone = " Fit classes by themselves." if len(self.targets) > 1 else ""
                 raise ValueError(
-                    f"The target '{name}' must hold numbers, but it holds {kind}. For classes "
-                    "there is pyro_dgp.sklearn.LatentDGPClassifier."
+                    f"The target '{name}' must hold numbers, but it holds {kind}.{alone}"
                 )
             _check_finite(name, column)
             found.append(column)
@@ -284,6 +307,19 @@ def _plain(frame: pd.DataFrame) -> pd.DataFrame:
 def _texts(column: pd.Series) -> pd.Series:
     texts = column.map(lambda v: f"{v:.15g}" if isinstance(v, float) else str(v))
     return texts.where(column.notna()).astype(object)
+
+
+def _classes(frame: pd.DataFrame, target: str) -> list:
+    """Sorted."""
+    column = frame[target]
+    values = (_texts(column) if column.dtype == object else column).dropna().unique()
+    if len(values) > _MOST_CLASSES:
+        some = ", ".join(f"'{v}'" for v in sorted(values)[:3])
+        raise ValueError(
+            f"The target '{target}' has {len(values)} different texts such as {some}: more "
+            f"than {_MOST_CLASSES} are no classes. It must hold numbers, or fewer texts."
+        )
+    return sorted(values.tolist())
 
 
 def _range(name: str, values: pd.Series) -> dict | None:

@@ -4,7 +4,12 @@ import argparse
 import importlib
 from collections.abc import Callable
 
-__all__ = ["add_evaluate", "add_fit", "add_plot", "add_predict"]
+__all__ = ["add_evaluate", "add_fit", "add_plot", "add_predict", "add_report"]
+
+
+_TABLE = (
+    "CSV, Parquet or Excel file with the target (default: the rows that `pyro-dgp fit` held out)"
+)
 
 
 def _later(module: str, name: str) -> Callable[[argparse.Namespace], int]:
@@ -22,9 +27,11 @@ def add_fit(commands) -> None:
         "fit",
         help="learn predictive densities from a table of one's own",
         description="Fits a latent-variable deep GP to a CSV, Parquet or Excel file, prints how "
-        "good it is on rows held out, and saves it to one file. Texts become categories; what is "
-        "missing is an input of its own. Ctrl-C saves what there is, and the same command goes on.",
-        epilog="example: pyro-dgp fit houses.csv --target price --output houses.pt",
+        "good it is on rows held out, and saves it to one file. Targets of texts, and of two "
+        "numbers, are classes. Texts become categories; what is missing is an input of its own. "
+        "Ctrl-C saves what there is, and the same command goes on.",
+        epilog="example: pyro-dgp fit houses.csv --target price --output houses.pt --report "
+        "houses.html",
     )
     fit.set_defaults(command=_later("fitting", "fit_command"))
     fit.add_argument("table", help="CSV, Parquet or Excel file; - for the standard input")
@@ -36,7 +43,7 @@ def add_fit(commands) -> None:
     for kind in ("numeric", "categorical"):
         fit.add_argument(
             f"--{kind}", nargs="+", default=[], metavar="COLUMN",
-            help=f"columns that are {kind}, whatever they look like",
+            help=f"columns, the target among them, that are {kind}, whatever they look like",
         )  # fmt: skip
     _add_reading(fit)
     fit.add_argument("--output", default="model.pt", help="file of the model (default model.pt)")
@@ -44,8 +51,7 @@ def add_fit(commands) -> None:
         "--test-fraction",
         type=float,
         default=0.1,
-        help="share of the rows held out for the report (default 0.1; 0 for none, as with several "
-        "targets)",
+        help="share of the rows held out for the report (default 0.1; 0 for none)",
     )
     fit.add_argument(
         "--test",
@@ -53,6 +59,19 @@ def add_fit(commands) -> None:
         metavar="FILE",
         help="another table for the report",
     )
+    fit.add_argument(
+        "--report", nargs="+", default=[], metavar="FILE",
+        help="also write the report: a page with pictures (.html), numbers (.json)",
+    )  # fmt: skip
+    fit.add_argument(
+        "--transform", choices=("log",), default=None,
+        help="model the target's logarithm: of positive targets with a long tail",
+    )  # fmt: skip
+    fit.add_argument(
+        "--likelihood", default=None, metavar="NAME",
+        help="noise of the target, such as poisson for counts or ordinal for grades (default: "
+        "found)",
+    )  # fmt: skip
     fit.add_argument(
         "--steps", type=int, default=None, help="most training steps (default 2000 or 4000)"
     )
@@ -76,7 +95,7 @@ def add_predict(commands) -> None:
         "predict",
         help="predict the targets of new rows with a model of `pyro-dgp fit`",
         description="Writes mean, standard deviation and quantiles of the target for each row of a "
-        "table; where the table has the target, its log density, too.",
+        "table, or probabilities of classes; where the table has the target, its log density, too.",
         epilog="example: pyro-dgp predict houses.pt new.csv --quantiles 0.05 0.5 0.95",
     )
     predict.set_defaults(command=_later("predicting", "predict_command"))
@@ -88,8 +107,20 @@ def add_predict(commands) -> None:
         help="columns of the table to write beside the predictions",
     )  # fmt: skip
     predict.add_argument(
-        "--quantiles", type=float, nargs="+", default=[0.05, 0.5, 0.95], metavar="P",
-        help="default 0.05 0.5 0.95",
+        "--quantiles", type=float, nargs="+", default=None, metavar="P",
+        help="default 0.05 0.5 0.95, if there is no --level",
+    )  # fmt: skip
+    predict.add_argument(
+        "--level", type=float, nargs="+", default=[], metavar="P",
+        help="ends of central intervals with this probability, such as 0.9",
+    )  # fmt: skip
+    predict.add_argument(
+        "--draws", type=int, default=0, metavar="N", help="draws of the target (default 0)"
+    )
+    predict.add_argument("--seed", type=int, default=0, help="of the draws (default 0)")
+    predict.add_argument(
+        "--density", type=float, nargs=3, default=None, metavar=("LOW", "HIGH", "N"),
+        help="the density at N targets from LOW to HIGH",
     )  # fmt: skip
     predict.add_argument(
         "--output", default="-", help="CSV or Parquet file to write (default -, the terminal)"
@@ -104,12 +135,12 @@ def add_evaluate(commands) -> None:
         help="how good a model of `pyro-dgp fit` is on rows with known targets",
         description="Prints the mean log-likelihood (per unit of the target; larger is better), "
         "the mean CRPS and the RMSE (in units of the target; smaller is better), and how many "
-        "targets central intervals cover.",
+        "targets central intervals cover; of classes log loss, Brier score, accuracy and AUC.",
         epilog="example: pyro-dgp evaluate houses.pt sold.csv --json",
     )
     evaluate.set_defaults(command=_later("predicting", "evaluate_command"))
     evaluate.add_argument("model", help="file that `pyro-dgp fit` wrote")
-    evaluate.add_argument("table", help="CSV, Parquet or Excel file with the target")
+    evaluate.add_argument("table", nargs="?", default=None, help=_TABLE)
     _add_reading(evaluate)
     evaluate.add_argument(
         "--json", action="store_true", help="as JSON, with standard errors of the means"
@@ -122,22 +153,42 @@ def add_plot(commands) -> None:
     plot = commands.add_parser(
         "plot",
         help="draw the predictive densities of a model of `pyro-dgp fit`",
-        description="Draws calibration on the rows of a table, densities of the first rows, and "
-        "density, quantiles and what the latent input does along one input, the others at medians "
-        "and most frequent texts.",
+        description="Draws calibration on the rows of a table, which columns matter, densities of "
+        "the first rows, and density, quantiles and what the latent input does along one column, "
+        "the others at medians and most frequent texts.",
         epilog="example: pyro-dgp plot houses.pt houses.csv --input area --output figures",
     )
     plot.set_defaults(command=_later("plotting", "plot_command"))
     plot.add_argument("model", help="file that `pyro-dgp fit` wrote")
-    plot.add_argument("table", help="CSV, Parquet or Excel file with the target")
+    plot.add_argument("table", nargs="?", default=None, help=_TABLE)
     _add_reading(plot)
     plot.add_argument(
         "--input", default=None, metavar="COLUMN",
-        help="column along the axis (default: the one of numbers with most say)",
+        help="column along the axis (default: the one that matters most)",
     )  # fmt: skip
+    plot.add_argument(
+        "--target", default=None, metavar="COLUMN", help="which of several (default: the first)"
+    )
     plot.add_argument("--rows", type=int, default=3, help="rows to draw densities of (default 3)")
     plot.add_argument("--output", default="figures", help="folder to write to (default figures)")
     plot.add_argument("--device", default="cpu", help="torch device (default cpu)")
+
+
+def add_report(commands) -> None:
+    """Adds ``report``, likewise."""
+    report = commands.add_parser(
+        "report",
+        help="one page about a model of `pyro-dgp fit`, with scores and pictures",
+        description="Writes a page in HTML: scores, calibration, the columns that matter, what the "
+        "model has learned along them.",
+        epilog="example: pyro-dgp report houses.pt --output houses.html",
+    )
+    report.set_defaults(command=_later("plotting", "report_command"))
+    report.add_argument("model", help="file that `pyro-dgp fit` wrote")
+    report.add_argument("table", nargs="?", default=None, help=_TABLE)
+    _add_reading(report)
+    report.add_argument("--output", default="report.html", help="file (default report.html)")
+    report.add_argument("--device", default="cpu", help="torch device (default cpu)")
 
 
 def _add_reading(parser) -> None:

@@ -6,28 +6,37 @@ from pathlib import Path
 
 from pyro_dgp._files import read_tensors
 
-__all__ = ["are_predictions", "check_output", "is_checkpoint", "is_model", "is_options"]
+#: By which a page is known as one of ours.
+MARK = '<meta name="generator" content="pyro_dgp">'
+
+__all__ = [
+    "are_predictions", "check_output", "is_checkpoint", "is_model", "is_options", "is_page",
+    "is_scores",
+]  # fmt: skip
 
 
-def check_output(output: Path, inputs: dict[str, str], is_ours: Callable[[Path], bool]) -> None:
+def check_output(
+    output: Path, inputs: dict[str, str], is_ours: Callable[[Path], bool], option: str = "--output"
+) -> None:
     """Refuses to write over anything that no earlier command of the kind has written.
 
     :param Path output: Where to write.
     :param dict inputs: Names of the command's other files by what they are; "-" for none.
     :param is_ours: Whether an existing file may be replaced.
+    :param str option: By which it was named.
     :raises ValueError: If it may not.
     """
     parent = next(p for p in output.absolute().parents if p.exists())
     if not parent.is_dir():
-        raise ValueError(f"--output {output}: {parent} is no folder.")
+        raise ValueError(f"{option} {output}: {parent} is no folder.")
     if output.is_dir():
-        raise ValueError(f"--output {output} is a folder; name a file.")
+        raise ValueError(f"{option} {output} is a folder; name a file.")
     for kind, name in inputs.items():
         if name != "-" and output.exists() and Path(name).exists() and output.samefile(name):
-            raise ValueError(f"--output {output} is the {kind} itself; name another file.")
+            raise ValueError(f"{option} {output} is the {kind} itself; name another file.")
     if output.is_file() and output.stat().st_size and not is_ours(output):
         raise ValueError(
-            f"--output {output} exists and is not what this command writes; name another file, or "
+            f"{option} {output} exists and is not what this command writes; name another file, or "
             "remove that one."
         )
 
@@ -48,6 +57,19 @@ def is_options(path: Path) -> bool:
         return False
 
 
+def is_scores(path: Path) -> bool:
+    """Whether a file has scores of a report."""
+    try:
+        return {"rows", "targets"} <= json.loads(path.read_text()).keys()
+    except (ValueError, TypeError, AttributeError):
+        return False
+
+
+def is_page(path: Path) -> bool:
+    """Whether a file is a page about a model."""
+    return MARK in path.read_text(encoding="utf-8", errors="replace")[:1000]
+
+
 def is_model(path: Path) -> bool:
     """Whether a file is a model, of any version."""
     try:
@@ -57,7 +79,7 @@ def is_model(path: Path) -> bool:
 
 
 def are_predictions(path: Path, target: str) -> bool:
-    """Whether a file has predictions of a target."""
+    """Whether a file has predictions of a target, of ``pyro-dgp predict``."""
     from pyro_dgp.table.packages import pd
 
     try:
@@ -65,7 +87,9 @@ def are_predictions(path: Path, target: str) -> bool:
             names = list(pd.read_parquet(path).columns)
         else:
             names = list(pd.read_csv(path, nrows=0).columns)
+        if f"{target}_class" in names:
+            return names[names.index(f"{target}_class") + 1].startswith(f"{target}_p_")
         first = names.index(f"{target}_mean")
-        return names[first + 1] == f"{target}_std" and names[first + 2].startswith(f"{target}_q")
+        return names[first + 1] == f"{target}_std"
     except Exception:  # whatever a parser says of a file of another kind
         return False

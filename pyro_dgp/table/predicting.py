@@ -6,25 +6,21 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
-import torch
-from tqdm.auto import tqdm
-
 from pyro_dgp._files import written_whole
 from pyro_dgp.table.outputs import are_predictions, check_output
-from pyro_dgp.table.packages import pd
-from pyro_dgp.table.report import model_scores
-from pyro_dgp.table.shared import loaded, note, print_report, rows_to_score, table_of
+from pyro_dgp.table.shared import loaded, note, scored_rows, table_of
 
 __all__ = ["evaluate_command", "predict_command"]
+
+# Numbers of the density's grid, and draws: more is a mistake.
+_MOST_COLUMNS = 100_000
 
 
 def predict_command(args: argparse.Namespace) -> int:
     """``pyro-dgp predict``."""
-    for p in args.quantiles:
-        if not 0 < p < 1:
-            raise ValueError(f"--quantiles must lie strictly between 0 and 1: {p}.")
-    model, columns = loaded(args.model, args.device)
+    own = loaded(args.model, args.device)
+    columns = own.columns
+    _check_asked(args, columns)
     output = None if args.output == "-" else Path(args.output)
     if output is not None:
         inputs = {"table": args.table, "model": args.model}
@@ -41,9 +37,9 @@ def predict_command(args: argparse.Namespace) -> int:
     X = columns.inputs(frame)
     note([*notes, *columns.remarks(frame)])
     y = None
-    if all(name in frame for name in columns.targets):
+    if all(name in frame and frame[name].notna().any() for name in columns.targets):
         y = columns.target_values(frame)
-    found = _predictions(model, columns.targets, X, y, args)
+    found = own.task.predictions(own.model, columns.targets, X, y, args)
     twice = sorted({*args.keep} & {*found})
     if twice:
         raise ValueError(f"--keep {twice[0]}: a column of the predictions is called so.")
@@ -62,46 +58,28 @@ def predict_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def _predictions(model, targets: list[str], X, y, args: argparse.Namespace):
-    """Mean, standard deviation, quantiles and, where y is known, log densities; one row each."""
-    probabilities = torch.tensor(args.quantiles, dtype=torch.float64)
-    names = ["mean", "std", *(f"q{p:g}" for p in args.quantiles)]
-    parts, log_densities, start = [], [], 0
-    with tqdm(total=len(X), disable=None, unit="row") as bar:
-        for p in model.predictives(X):
-            stop = start + p.batch_shape[0]
-            values = torch.stack([p.mean, p.stddev, *p.quantile(probabilities)], -1)
-            parts.append(values.reshape(stop - start, -1))  # [rows, targets x names]
-            if y is not None:
-                log_densities.append(_known_log_density(p, y[start:stop]))
-            bar.update(stop - start)
-            start = stop
-    columns = [f"{target}_{name}" for target in targets for name in names]
-    found = pd.DataFrame(torch.cat(parts).numpy(), index=X.index, columns=columns)
-    if y is not None and np.isfinite(y.reshape(len(y), -1)).all(1).any():
-        found["log_density"] = np.concatenate(log_densities)
-    return found
-
-
-def _known_log_density(p, y: np.ndarray) -> np.ndarray:
-    """NaN where a target is missing."""
-    known = np.isfinite(y.reshape(len(y), -1)).all(1)
-    y = np.where(known.reshape((-1,) + (1,) * (y.ndim - 1)), y, p.mean.numpy())
-    return np.where(known, p.log_prob(torch.as_tensor(y)).numpy(), np.nan)
+def _check_asked(args: argparse.Namespace, columns) -> None:
+    if not 0 <= args.draws <= _MOST_COLUMNS:
+        raise ValueError(f"--draws must be from 0 to {_MOST_COLUMNS}: {args.draws}.")
+    if args.density is not None:
+        low, high, number = args.density
+        if not low < high or number != int(number) or not 2 <= number <= _MOST_COLUMNS:
+            raise ValueError(
+                "--density takes the lowest target, the highest, and a number of points from 2 to "
+                f"{_MOST_COLUMNS}: {low:g} {high:g} {number:g}."
+            )
+        if len(columns.targets) > 1:
+            raise ValueError("--density is for models of one target.")
 
 
 def evaluate_command(args: argparse.Namespace) -> int:
     """``pyro-dgp evaluate``."""
-    model, columns = loaded(args.model, args.device)
-    if len(columns.targets) > 1:
-        raise ValueError("A report is of a model of one target.")
-    table, conventions = table_of(args, args.table)
-    X, y = rows_to_score(columns, table, conventions)
-    scores = model_scores(model, X, y)
+    own = loaded(args.model, args.device)
+    frame = scored_rows(args, own)
+    X, y = own.columns.inputs(frame), own.columns.target_values(frame)
+    scores = own.task.scores(own.model, X, y, own.targets, progress=True)
     if args.json:
-        described = {"target": columns.targets[0], "rows": len(y), **scores}
-        described["coverage"] = {f"{p:g}": share for p, share in scores["coverage"].items()}
-        print(json.dumps(described, indent=1))
+        print(json.dumps(scores, indent=1))
     else:
-        print_report({"latent deep GP": scores}, len(y))
+        print(*own.task.tables(scores), sep="\n\n")
     return 0

@@ -1,19 +1,56 @@
-"""What the commands on tables have in common: reading, notes, reports."""
+"""What the commands on tables have in common: reading, notes, models and their tasks."""
 
 import argparse
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 
 from pyro_dgp.table.packages import pd  # isort: split
 
-from pyro_dgp.sklearn import LatentDGPRegressor
+from pyro_dgp._files import read_tensors
+from pyro_dgp.table import classes, densities
 from pyro_dgp.table.cells import Conventions
 from pyro_dgp.table.columns import Columns
+from pyro_dgp.table.held_out import from_plain
 from pyro_dgp.table.reading import Table, read_table
 
-__all__ = ["loaded", "note", "print_report", "rows_to_score", "rows_with_targets", "table_of"]
+__all__ = [
+    "TableModel", "loaded", "note", "rows_to_score", "rows_with_targets", "scored_rows", "table_of",
+    "task_of",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TableModel:
+    """A model of a table.
+
+    :param model: A fitted regressor or classifier.
+    :param Columns columns: What the table's columns mean.
+    :param dict notes: What ``fit`` said of it: ``facts``, texts by what they are of; ``held_out``,
+        rows as of :mod:`~pyro_dgp.table.held_out`; ``scores``, of the report.
+    """
+
+    model: object
+    columns: Columns
+    notes: dict
+
+    @property
+    def task(self) -> ModuleType:
+        """What is said of predictions, and how they are scored."""
+        return task_of(self.columns)
+
+    @property
+    def targets(self) -> list[str]:
+        return self.columns.targets
+
+
+def task_of(columns: Columns) -> ModuleType:
+    """:mod:`~pyro_dgp.table.densities` or :mod:`~pyro_dgp.table.classes`."""
+    return densities if columns.classes is None else classes
 
 
 def table_of(args: argparse.Namespace, path: str) -> tuple[Table, Conventions]:
@@ -37,15 +74,19 @@ def note(notes: Iterable) -> None:
         print(f"pyro-dgp: {one}", file=sys.stderr)
 
 
-def loaded(path: str, device: str) -> tuple[LatentDGPRegressor, Columns]:
+def loaded(path: str, device: str) -> TableModel:
     """A model and what it knows of columns."""
-    model = LatentDGPRegressor.load(path, device=device)
-    if "columns" not in model.extra_:
+    kind = read_tensors(Path(path), "model of pyro_dgp").get("class")
+    estimator = next((e.ESTIMATOR for e in (classes, densities) if e.ESTIMATOR.__name__ == kind),
+                     densities.ESTIMATOR)  # fmt: skip
+    model = estimator.load(path, device=device)
+    notes = dict(model.extra_)
+    if "columns" not in notes:
         raise ValueError(
             f"{path} was not made by `pyro-dgp fit`: it does not say what columns are."
         )
     try:
-        return model, Columns(**model.extra_["columns"])
+        return TableModel(model, Columns(**notes.pop("columns")), notes)
     except TypeError as error:
         raise ValueError(
             f"{path} was made by another version of `pyro-dgp fit`: fit it anew."
@@ -66,23 +107,29 @@ def rows_with_targets(frame: pd.DataFrame, targets: list[str]) -> tuple[pd.DataF
     return frame[~missing.any(axis=1)].reset_index(drop=True), notes
 
 
-def rows_to_score(
-    columns: Columns, table: Table, conventions: Conventions
-) -> tuple[pd.DataFrame, np.ndarray]:
-    """Inputs and targets, of the rows that have them."""
+def rows_to_score(columns: Columns, table: Table, conventions: Conventions) -> pd.DataFrame:
+    """The rows that have targets, and of classes those that the model knows."""
     frame, notes = columns.typed(table, conventions)
     columns.target_values(frame)
     note([*notes, *columns.remarks(frame)])
     frame, left_out = rows_with_targets(frame, columns.targets)
     note(left_out)
-    return columns.inputs(frame), columns.target_values(frame)
+    if columns.classes is not None:
+        known = np.isin(columns.target_values(frame), np.array(columns.classes, dtype=object))
+        if not known.any():
+            raise ValueError(f"No row has one of the classes of the target '{columns.targets[0]}'.")
+        if not known.all():
+            note([f"{(~known).sum()} rows with classes that the model does not know are left out."])
+        frame = frame[known].reset_index(drop=True)
+    return frame
 
 
-def print_report(scores: dict[str, dict], num_rows: int) -> None:
-    """Of :func:`~pyro_dgp.table.report.report`."""
-    print(f"On {num_rows} held-out rows          log-lik.      CRPS      RMSE   coverage of")
-    print(" " * 56 + "50%   90%   95%")
-    for name, s in scores.items():
-        density = "       -" if s["log_likelihood"] is None else f"{s['log_likelihood']:8.4g}"
-        shares = "".join(f"{share:6.0%}" for share in s["coverage"].values())
-        print(f"{name:<28}{density}{s['crps']:10.4g}{s['rmse']:10.4g}{shares}")
+def scored_rows(args: argparse.Namespace, own: TableModel) -> pd.DataFrame:
+    """The rows of the table that is named, or those that the model's file keeps."""
+    if args.table is not None:
+        return rows_to_score(own.columns, *table_of(args, args.table))
+    if not own.notes.get("held_out"):
+        raise ValueError(
+            f"{args.model} keeps no rows that were held out (--test-fraction 0): name a table."
+        )
+    return from_plain(own.notes["held_out"])

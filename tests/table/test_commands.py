@@ -1,10 +1,13 @@
 """fit, predict and plot, as someone with a CSV file types them."""
 
+import base64
 import errno
 import io
 import json
+import re
 import signal
 import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -12,9 +15,10 @@ import pytest
 from pyro.infer import SVI
 
 from pyro_dgp.cli import main
-from pyro_dgp.sklearn import LatentDGPRegressor
-from pyro_dgp.table import report as report_module
+from pyro_dgp.sklearn import LatentDGPClassifier, LatentDGPRegressor
+from pyro_dgp.table import densities
 from pyro_dgp.table.columns import Columns
+from pyro_dgp.table.held_out import as_plain, from_plain
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*interactive:UserWarning")
 
@@ -32,7 +36,7 @@ def fitted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("table")
     table().to_csv(folder / "houses.csv", index=False)
     patch = pytest.MonkeyPatch()
-    patch.setattr(report_module, "_PROBABILITIES", np.array([0.25, 0.75]))
+    patch.setattr(densities, "_PROBABILITIES", np.array([0.25, 0.75]))
     code = main(
         ["fit", str(folder / "houses.csv"), "--target", "price", "--layers", "1", "--steps", "4",
          "--quiet", "--output", str(folder / "houses.pt")]
@@ -85,19 +89,26 @@ def test_predict(fitted, capsys, tmp_path):
 def test_plot(fitted, tmp_path):
     command = ["plot", str(fitted / "houses.pt"), str(fitted / "houses.csv")]
     assert main([*command, "--output", str(tmp_path / "figures")]) == 0
-    names = ["along_input.png", "calibration.png", "densities.png", "training.png"]
+    names = [
+        "along_input.png", "calibration.png", "densities.png", "importance.png", "training.png",
+    ]  # fmt: skip
     assert sorted(p.name for p in (tmp_path / "figures").iterdir()) == names
 
 
 def test_report(fitted, capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(report_module, "_PROBABILITIES", np.array([0.25, 0.75]))
+    monkeypatch.setattr(densities, "_PROBABILITIES", np.array([0.25, 0.75]))
     command = ["fit", str(fitted / "houses.csv"), "--target", "price", "--steps", "2"]
     command += ["--layers", "1", "--quiet", "--output", str(tmp_path / "m.pt")]
     assert main(command) == 0
     out = capsys.readouterr().out
-    for line in ("On 6 held-out rows", "latent deep GP", "normal distribution", "quantile boost"):
+    for line in (
+        "price on 6 held-out rows",
+        "latent deep GP",
+        "normal distribution",
+        "quantile boost",
+    ):
         assert line in out
-    assert main([*command, "--test-fraction", "0", "--target", "price", "size"]) == 0
+    assert main([*command, "--test-fraction", "0"]) == 0
     assert "held-out" not in capsys.readouterr().out
 
 
@@ -112,36 +123,50 @@ def test_a_time_limit_is_told_in_a_line(fitted, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
-        (["fit", "absent.csv", "--target", "price"], "No such file"),
-        (["fit", "houses.csv", "--target", "prize"], "no column 'prize'. The columns are size"),
-        (["fit", "houses.csv", "--target", "price", "--test-fraction", "1"], "--test-fraction"),
-        (["fit", "houses.csv", "--target", "price", "--steps", "0"], "num_steps must be at least"),
-        (["fit", "houses.csv", "--target", "price", "--output", "."], "is a folder"),
-        (["predict", "houses.csv", "houses.csv"], "is no model of pyro_dgp"),
-        (["predict", "houses.pt", "houses.csv", "--quantiles", "5"], "--quantiles must lie"),
-        (["predict", "houses.pt", "houses.csv", "--device", "cuda:99"], "cuda:99"),
+        ("fit absent.csv --target price", "No such file"),
+        ("fit houses.csv --target prize", "no column 'prize'. The columns are size"),
+        ("fit houses.csv --target price --test-fraction 1", "--test-fraction"),
+        ("fit houses.csv --target price --steps 0", "num_steps must be at least"),
+        ("fit houses.csv --target price --output .", "is a folder"),
+        ("predict houses.csv houses.csv", "is no model of pyro_dgp"),
+        ("predict houses.pt houses.csv --quantiles 5", "--quantiles must lie"),
+        ("predict houses.pt houses.csv --device cuda:99", "cuda:99"),
+        ("plot houses.pt houses.csv --input zip", "The inputs are size, city"),
+        ("plot houses.pt houses.csv --output houses.csv", "is a file"),
+        ("fit houses.csv --target city price", "Fit classes by themselves."),
+        ("fit houses.csv --target price --report r.pdf", "ends in .html or .json"),
+        ("fit houses.csv --target price --report houses.json", "not what this"),
         (
-            ["plot", "houses.pt", "houses.csv", "--input", "zip"],
-            "The inputs are size, city",
+            "fit houses.csv --target price --report r.html --test-fraction 0",
+            "needs rows held out",
         ),
-        (["plot", "houses.pt", "houses.csv", "--output", "houses.csv"], "is a file"),
-        (["fit", "houses.csv", "--target", "city"], "holds texts such as 'Rome', 'Oslo'"),
-        (["fit", "houses.csv", "--target", "price", "--drop", "zip"], "no column 'zip'"),
-        (["fit", "houses.csv", "--target", "price", "--numeric", "city"], "but not in 60 of 60"),
-        (["fit", "houses.csv", "--target", "price", "--output", "houses.csv"], "table itself"),
-        (["fit", "houses.csv", "--target", "price", "--output", "-"], "a model is a file"),
-        (["fit", "houses.csv", "--target", "price", "--separator", "ab"], "must be one character"),
-        (["predict", "houses.pt", "houses.csv", "--output", "houses.pt"], "is the model itself"),
-        (["predict", "houses.pt", "houses.csv", "--output", "houses.csv"], "is the table itself"),
-        (["predict", "houses.pt", "houses.csv", "--keep", "zip"], "--keep: there is no column"),
+        (
+            "fit houses.csv --target price --likelihood poisson --transform log",
+            "needs a likelihood of real numbers",
+        ),
+        ("predict houses.pt houses.csv --level 1", "--level must lie"),
+        ("predict houses.pt houses.csv --draws -1", "--draws must be"),
+        ("predict houses.pt houses.csv --density 3 1 9", "--density takes"),
+        ("report houses.pt --output houses.csv", "not what this command writes"),
+        ("plot houses.pt --target size", "--target size: the targets are price"),
+        ("fit houses.csv --target price --drop zip", "no column 'zip'"),
+        ("fit houses.csv --target price --numeric city", "but not in 60 of 60"),
+        ("fit houses.csv --target price --output houses.csv", "table itself"),
+        ("fit houses.csv --target price --output -", "a model is a file"),
+        ("fit houses.csv --target price --separator ab", "must be one character"),
+        ("predict houses.pt houses.csv --output houses.pt", "is the model itself"),
+        ("predict houses.pt houses.csv --output houses.csv", "is the table itself"),
+        ("predict houses.pt houses.csv --keep zip", "--keep: there is no column"),
     ],
 )
 def test_errors_are_one_line(fitted, capsys, monkeypatch, arguments, match):
     monkeypatch.chdir(fitted)
-    assert main(arguments) == 2
+    Path("houses.json").write_text("{}")
+    assert main(arguments.split()) == 2
     error = capsys.readouterr().err
     assert match in error
     assert error.count("\n") == 1
+    Path("houses.json").unlink()
 
 
 @pytest.mark.parametrize(
@@ -240,13 +265,13 @@ def test_targets_that_are_missing(fitted, capsys, tmp_path):
     fit += ["--layers", "1", "--test-fraction", "0", "--output", str(tmp_path / "m.pt")]
     assert main(fit) == 0
     out, err = capsys.readouterr()
-    assert "58 rows, 3 inputs" in out
+    assert "58 rows, 0 held out, 3 inputs" in out
     assert "2 of 60 rows without the target 'price' are left out." in err
 
 
 def test_a_spreadsheet_goes_all_the_way(capsys, monkeypatch, tmp_path):
     """Semicolons, decimal commas, dates, row numbers, a constant, missing cells, many texts."""
-    monkeypatch.setattr(report_module, "_PROBABILITIES", np.array([0.25, 0.75]))
+    monkeypatch.setattr(densities, "_PROBABILITIES", np.array([0.25, 0.75]))
     frame = table(80)
     rng = np.random.default_rng(1)
     frame.insert(0, "nr", range(1, 81))
@@ -261,7 +286,7 @@ def test_a_spreadsheet_goes_all_the_way(capsys, monkeypatch, tmp_path):
     fit = ["fit", str(path), "--target", "price", "--steps", "2", "--quiet", "--layers", "1"]
     assert main([*fit, "--output", model]) == 0
     out, err = capsys.readouterr()
-    assert "(columns: 1 of numbers, 1 of dates, 1 of texts)" in out
+    assert "inputs from the columns: 1 of numbers, 1 of dates, 1 of texts" in out
     for note in (
         "Fields are separated by semicolons.",
         "Latin-1",
@@ -286,9 +311,9 @@ def test_a_spreadsheet_goes_all_the_way(capsys, monkeypatch, tmp_path):
 
 def test_evaluate_and_a_test_table(fitted, capsys, monkeypatch, tmp_path):
     assert main(["evaluate", str(fitted / "houses.pt"), str(fitted / "houses.csv"), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["rows"] == 60
-    assert found["target"] == "price"
+    described = json.loads(capsys.readouterr().out)
+    assert described["rows"] == 60
+    found = described["targets"]["price"]["latent deep GP"]
     assert found["crps_error"] > 0
     assert list(found["coverage"]) == ["0.5", "0.9", "0.95"]
     model = LatentDGPRegressor.load(fitted / "houses.pt")
@@ -296,12 +321,12 @@ def test_evaluate_and_a_test_table(fitted, capsys, monkeypatch, tmp_path):
     assert found["crps"] == pytest.approx(model.crps(X, table()["price"]).mean())
     assert found["log_likelihood"] == pytest.approx(model.log_density(X, table()["price"]).mean())
     assert main(["evaluate", str(fitted / "houses.pt"), str(fitted / "houses.csv")]) == 0
-    assert "On 60 held-out rows" in capsys.readouterr().out
-    monkeypatch.setattr(report_module, "_PROBABILITIES", np.array([0.25, 0.75]))
+    assert "price on 60 held-out rows" in capsys.readouterr().out
+    monkeypatch.setattr(densities, "_PROBABILITIES", np.array([0.25, 0.75]))
     command = ["fit", str(fitted / "houses.csv"), "--target", "price", "--steps", "2", "--quiet"]
     command += ["--layers", "1", "--test", str(fitted / "houses.csv")]
     assert main([*command, "--output", str(tmp_path / "m.pt")]) == 0
-    assert "On 60 held-out rows" in capsys.readouterr().out
+    assert "price on 60 held-out rows" in capsys.readouterr().out
 
 
 def test_weights(fitted, capsys, tmp_path):
@@ -309,7 +334,7 @@ def test_weights(fitted, capsys, tmp_path):
     command = ["fit", str(tmp_path / "t.csv"), "--target", "price", "--steps", "2", "--quiet"]
     command += ["--layers", "1", "--test-fraction", "0", "--output", str(tmp_path / "m.pt")]
     assert main([*command, "--weights", "w"]) == 0
-    assert "60 rows, 3 inputs" in capsys.readouterr().out
+    assert "60 rows, 0 held out, 3 inputs" in capsys.readouterr().out
     assert main([*command, "--weights", "price"]) == 2
     assert "'price' is the target" in capsys.readouterr().err
     table().assign(w=-1.0).to_csv(tmp_path / "t.csv", index=False)
@@ -353,7 +378,7 @@ def test_an_interrupted_report_says_that_the_model_is_there(fitted, capsys, monk
     def report(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("pyro_dgp.table.fitting.report", report)
+    monkeypatch.setattr(densities, "report", report)
     command = ["fit", str(fitted / "houses.csv"), "--target", "price", "--steps", "2", "--quiet"]
     assert main([*command, "--layers", "1", "--output", str(tmp_path / "m.pt")]) == 130
     assert "the report was interrupted. The model is whole" in capsys.readouterr().err
@@ -373,3 +398,196 @@ def test_a_full_disk_leaves_the_old_model(fitted, capsys, monkeypatch, tmp_path)
         assert main([*command, "--layers", "1", "--output", str(output)]) == 2
     assert "No space left on device" in capsys.readouterr().err
     assert output.read_bytes() == earlier
+
+
+QUICK = ["--steps", "2", "--layers", "1", "--quiet"]
+
+
+@pytest.fixture
+def quick_boosting(monkeypatch):
+    monkeypatch.setattr(densities, "_PROBABILITIES", np.array([0.25, 0.75]))
+
+
+def images_of(path):
+    return re.findall(r'src="data:image/png;base64,([^"]+)"', path.read_text())
+
+
+@pytest.mark.usefixtures("quick_boosting")
+def test_a_table_becomes_a_page_in_one_command(fitted, capsys, tmp_path):
+    page, numbers, model = (tmp_path / f"m.{end}" for end in ("html", "json", "pt"))
+    command = ["fit", str(fitted / "houses.csv"), "--target", "price", *QUICK, "--output"]
+    assert main([*command, str(model), "--report", str(page), str(numbers)]) == 0
+    capsys.readouterr()
+    text = page.read_text()
+    for part in (
+        "Predictive densities of price", "houses.csv", "60 rows, 6 held out", "quantile boosting",
+        "Calibration", "Columns that matter", "pyro-dgp predict",
+    ):  # fmt: skip
+        assert part in text
+    assert len(images_of(page)) == 6  # two of them along the two columns
+    assert all(base64.b64decode(p).startswith(b"\x89PNG") for p in images_of(page))
+    scores = json.loads(numbers.read_text())
+    assert set(scores["targets"]["price"]) == {
+        "latent deep GP", "normal distribution", "quantile boosting",
+    }  # fmt: skip
+    # The model keeps the rows and the scores: the same again, without the table.
+    assert main(["report", str(model), "--output", str(tmp_path / "again.html")]) == 0
+    assert (tmp_path / "again.html").read_text() == text
+    assert main(["evaluate", str(model), "--json"]) == 0
+    own = json.loads(capsys.readouterr().out.partition("{")[2].join(["{", ""]))
+    expected = scores["targets"]["price"]["latent deep GP"]
+    assert own["targets"]["price"]["latent deep GP"] == expected
+    # Pages and numbers are written over, by themselves alone.
+    assert main([*command, str(model), "--report", str(numbers), str(page)]) == 0
+    page.write_text("<html>mine</html>")
+    assert main([*command, str(model), "--report", str(page)]) == 2
+
+
+def test_rows_that_were_held_out_come_back_as_they_were():
+    frame = pd.DataFrame(
+        {
+            "number": [1.5, np.nan, 1e-300],
+            "date": pd.to_datetime(["2020-01-01 10:30", None, "1999-12-31 00:00"]),
+            "text": ["a", np.nan, "None"],
+        }
+    ).astype({"date": "datetime64[us]"})
+    again = from_plain(json.loads(json.dumps(as_plain(frame))))
+    pd.testing.assert_frame_equal(again, frame, check_dtype=False)
+    assert [c.kind for c in again.dtypes] == ["f", "M", "O"]
+
+
+@pytest.fixture(scope="module")
+def classified(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("classes")
+    table().to_csv(folder / "houses.csv", index=False)
+    arguments = ["fit", str(folder / "houses.csv"), "--target", "city", *QUICK]
+    assert main([*arguments, "--output", str(folder / "m.pt")]) == 0
+    return folder
+
+
+def test_targets_of_texts_are_classes(classified, capsys, tmp_path):
+    model, path = str(classified / "m.pt"), tmp_path / "t.csv"
+    new = table()
+    new.loc[[1, 4], "city"] = ["Bonn", ""]
+    new.to_csv(path, index=False)
+    assert main(["predict", model, str(path), "--output", str(tmp_path / "p.csv")]) == 0
+    assert main(["predict", model, str(path), "--output", str(tmp_path / "p.csv")]) == 0
+    found = pd.read_csv(tmp_path / "p.csv")
+    assert list(found) == ["city_class", "city_p_Oslo", "city_p_Rome", "log_probability"]
+    np.testing.assert_allclose(found["city_p_Oslo"] + found["city_p_Rome"], 1)
+    assert (found["city_class"] == np.where(found["city_p_Oslo"] > 0.5, "Oslo", "Rome")).all()
+    assert found["log_probability"].isna().to_numpy().nonzero()[0].tolist() == [4]
+    assert found["log_probability"][1] == -np.inf
+    capsys.readouterr()
+    assert main(["evaluate", model, str(path), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert "1 rows with classes that the model does not know are left out" in err
+    scores = json.loads(out)
+    assert scores["rows"] == 58
+    known = found.drop(index=[1, 4])
+    own = scores["targets"]["city"]["latent deep GP"]
+    assert own["log_loss"] == pytest.approx(-known["log_probability"].mean())
+    assert own["accuracy"] == (known["city_class"] == table()["city"].drop(index=[1, 4])).mean()
+    assert main(["predict", model, str(path), "--level", "0.9"]) == 2
+    assert "--level is for targets that are numbers" in capsys.readouterr().err
+    assert main(["plot", model, "--output", str(tmp_path / "f")]) == 0
+    assert main(["plot", model, "--output", str(tmp_path / "f"), "--input", "size"]) == 0
+    assert (tmp_path / "f" / "probabilities.png").exists()
+
+
+def test_two_numbers_are_classes_unless_they_are_said_to_be_numbers(capsys, tmp_path):
+    path = tmp_path / "t.csv"
+    table(40).assign(sold=np.arange(40) % 2).to_csv(path, index=False)
+    fit = ["fit", str(path), "--target", "sold", *QUICK, "--output", str(tmp_path / "m.pt")]
+    assert main(fit) == 0
+    out, err = capsys.readouterr()
+    assert "Classification: 'sold' has the 2 classes 0, 1" in err
+    assert "Brier" in out
+    assert main(["predict", str(tmp_path / "m.pt"), str(path)]) == 0
+    assert capsys.readouterr().out.startswith("sold_class,sold_p_0,sold_p_1,log_probability")
+    assert main([*fit, "--test-fraction", "0", "--numeric", "sold"]) == 0
+    assert "Classification" not in capsys.readouterr().err
+    table(40).assign(sold=[f"text {i % 38}" for i in range(40)]).to_csv(path, index=False)
+    frame = pd.concat([table(60).assign(sold=[f"text {i}" for i in range(60)])] * 2)
+    frame.to_csv(path, index=False)
+    assert main(fit) == 2
+    assert "has 60 different texts" in capsys.readouterr().err
+
+
+def test_a_class_of_one_row_trains(capsys, tmp_path):
+    frame = table(40)
+    frame.loc[7, "city"] = "Bonn"
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    fit = ["fit", str(tmp_path / "t.csv"), "--target", "city", *QUICK, "--test-fraction", "0.9"]
+    assert main([*fit, "--output", str(tmp_path / "m.pt")]) == 0
+    assert LatentDGPClassifier.load(tmp_path / "m.pt").classes_.tolist() == ["Bonn", "Oslo", "Rome"]
+
+
+@pytest.mark.usefixtures("quick_boosting")
+def test_several_targets_in_one_report(fitted, capsys, tmp_path):
+    model, page = tmp_path / "m.pt", tmp_path / "m.html"
+    fit = ["fit", str(fitted / "houses.csv"), "--target", "price", "size", *QUICK]
+    assert main([*fit, "--output", str(model), "--report", str(page)]) == 0
+    out = capsys.readouterr().out
+    for line in ("price on 6 held", "size on 6 held", "Log-likelihood of all targets jointly"):
+        assert line in out
+    assert len(images_of(page)) == 1 + 1 + 2 * 3  # importance, training, three of each target
+    assert main(["evaluate", str(model), str(fitted / "houses.csv"), "--json"]) == 0
+    scores = json.loads(capsys.readouterr().out)
+    own = LatentDGPRegressor.load(model)
+    X, y = Columns(**own.extra_["columns"]).inputs(table()), table()[["price", "size"]].to_numpy()
+    for i, name in enumerate(["price", "size"]):
+        found = scores["targets"][name]["latent deep GP"]
+        assert found["crps"] == pytest.approx(own.crps(X, y)[:, i].mean())
+    assert scores["joint"]["log_likelihood"] == pytest.approx(own.log_density(X, y).mean())
+    plot = ["plot", str(model), "--output", str(tmp_path / "f"), "--target", "size"]
+    assert main(plot) == 0
+
+
+def test_intervals_draws_and_densities(fitted, tmp_path):
+    predict = ["predict", str(fitted / "houses.pt"), str(fitted / "houses.csv"), "--output"]
+    more = ["--level", "0.9", "0.5", "--draws", "3", "--density", "0", "1e6", "5"]
+    for name in ("a.csv", "b.csv"):
+        assert main([*predict, str(tmp_path / name), *more]) == 0
+    assert (tmp_path / "a.csv").read_text() == (tmp_path / "b.csv").read_text()
+    found = pd.read_csv(tmp_path / "a.csv")
+    grid = ["0", "250000", "500000", "750000", "1e+06"]
+    assert list(found) == [
+        f"price_{name}" for name in
+        ("mean", "std", "lower_0.9", "upper_0.9", "lower_0.5", "upper_0.5", "draw_1", "draw_2",
+         "draw_3", *(f"density_{v}" for v in grid))
+    ] + ["log_density"]  # fmt: skip
+    model = LatentDGPRegressor.load(fitted / "houses.pt")
+    X = Columns(**model.extra_["columns"]).inputs(table())
+    np.testing.assert_allclose(
+        found[["price_lower_0.9", "price_upper_0.5"]], model.predict_quantiles(X, [0.05, 0.75])
+    )
+    density = model.log_density(X, np.full(60, 250000.0))
+    np.testing.assert_allclose(found["price_density_250000"], np.exp(density))
+    assert found["price_draw_1"].nunique() == 60
+    assert main([*predict, str(tmp_path / "a.csv"), *more, "--seed", "1"]) == 0
+    assert (pd.read_csv(tmp_path / "a.csv")["price_draw_1"] != found["price_draw_1"]).all()
+
+
+def test_a_long_tail_is_hinted_at_and_modelled(capsys, tmp_path):
+    frame = table(80)
+    frame["price"] = np.exp(2 * np.random.default_rng(0).normal(size=80))
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    fit = ["fit", str(tmp_path / "t.csv"), "--target", "price", *QUICK, "--output"]
+    assert main([*fit, str(tmp_path / "m.pt"), "--test-fraction", "0"]) == 0
+    assert "--transform log models its logarithm" in capsys.readouterr().err
+    log = [*fit, str(tmp_path / "m.pt"), "--test-fraction", "0", "--transform", "log"]
+    assert main(log) == 0
+    assert "--transform log" not in capsys.readouterr().err
+    predict = ["predict", str(tmp_path / "m.pt"), str(tmp_path / "t.csv"), "--quantiles", "0.0001"]
+    assert main([*predict, "--output", str(tmp_path / "p.csv")]) == 0
+    found = pd.read_csv(tmp_path / "p.csv")
+    assert (found["price_q0.0001"] > 0).all()
+    model = LatentDGPRegressor.load(tmp_path / "m.pt")
+    assert model.target_transform == "log"
+    frame.loc[3, "price"] = 0
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    assert main(log) == 2
+    assert "1 of 80 are not (the smallest is 0)" in capsys.readouterr().err
+    assert main([*predict, "--output", str(tmp_path / "p.csv")]) == 0
+    assert pd.read_csv(tmp_path / "p.csv")["log_density"][3] == -np.inf

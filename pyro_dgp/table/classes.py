@@ -1,0 +1,145 @@
+"""Targets that are classes: probabilities, what is said of them, and how good they are."""
+
+import argparse
+
+import numpy as np
+from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.metrics import roc_auc_score
+
+from pyro_dgp.sklearn import LatentDGPClassifier
+from pyro_dgp.table.packages import pd
+from pyro_dgp.table.scores import ScoreTable, mean_and_error, plain, with_error
+
+__all__ = [
+    "ESTIMATOR", "LOSS", "label", "losses", "predictions", "report", "scores", "tables",
+]  # fmt: skip
+
+ESTIMATOR = LatentDGPClassifier
+LOSS = "log loss"
+
+_OWN = "latent deep GP"
+# Of a class that was thought impossible.
+_LEAST = 1e-15
+
+
+def report(model, data, held_out, names: list[str], seed: int = 0, progress: bool = False) -> dict:
+    """Scores on held-out rows, of a model, the classes' shares and gradient boosting.
+
+    :param model: A fitted :class:`~pyro_dgp.sklearn.LatentDGPClassifier`.
+    :param data: X [N, D] and classes [N] of the training rows.
+    :param held_out: The same of rows that training did not see.
+    :param list names: The name of the target.
+    :param int seed: Of the boosting.
+    :param bool progress: Not looked at: this is quick.
+    :returns: See :func:`scores`, with the two others beside the model: the shares of the classes in
+        the training rows, and scikit-learn's ``HistGradientBoostingClassifier``.
+    """
+    found = scores(model, *held_out, names)
+    (X_train, y_train), (X, y) = data, held_out
+    classes, counts = np.unique(y_train, return_counts=True)
+    shares = np.tile(counts / counts.sum(), (len(y), 1))
+    boosting = HistGradientBoostingClassifier(random_state=seed).fit(X_train, y_train)
+    found["targets"][names[0]] |= {
+        "shares of classes": _described(y, classes, shares),
+        "gradient boosting": _described(y, classes, boosting.predict_proba(X)),
+    }
+    return found
+
+
+def scores(model, X, y, names: list[str], progress: bool = False) -> dict:
+    """Scores of a model on rows with classes.
+
+    :param model: A fitted :class:`~pyro_dgp.sklearn.LatentDGPClassifier`.
+    :param X: [N, D].
+    :param y: Classes, [N], that the model knows.
+    :param list names: The name of the target.
+    :param bool progress: Not looked at.
+    :returns: The number of ``rows``; by the name, of the ``targets`` the scores by methods:
+        ``log_loss`` (smaller is better), ``brier`` (the squared distance of probabilities from what
+        was, 0 to 2; smaller is better), ``accuracy`` of the likeliest class and their standard
+        errors ``..._error``, and ``auc``, the area under the ROC curve, of several classes the mean
+        over each against the rest; None where a class is missing.
+    """
+    described = _described(y, model.classes_, model.predict_proba(X))
+    return {"rows": len(y), "targets": {names[0]: {_OWN: described}}}
+
+
+def tables(found: dict) -> list[ScoreTable]:
+    """Of :func:`report` or :func:`scores`, to be shown."""
+    ((name, methods),) = found["targets"].items()
+    rows = [
+        [
+            method,
+            *(with_error(s[k], s[f"{k}_error"]) for k in ("log_loss", "brier", "accuracy")),
+            plain(s["auc"]),
+        ]
+        for method, s in methods.items()
+    ]
+    notes = [
+        "log loss, Brier score: smaller is better. accuracy, AUC: larger is better. ±: a standard "
+        "error."
+    ]
+    head = ["method", "log loss", "Brier score", "accuracy", "AUC"]
+    return [ScoreTable(f"{name} on {found['rows']} held-out rows", head, rows, notes)]
+
+
+def losses(model, X, y) -> np.ndarray:
+    """Log losses of rows, [N]."""
+    return _log_loss(_indicators(y, model.classes_), model.predict_proba(X))
+
+
+def predictions(model, targets: list[str], X, y, args: argparse.Namespace) -> pd.DataFrame:
+    """The likeliest class and the probability of each; the log probability of what is known.
+
+    :param y: Classes, missing where unknown, or None.
+    :param args: Of ``predict``.
+    """
+    for name in ("quantiles", "level", "draws", "density"):
+        if getattr(args, name):
+            raise ValueError(f"--{name} is for targets that are numbers; these are classes.")
+    probabilities = model.predict_proba(X)
+    labels = [label(c) for c in model.classes_]
+    found = pd.DataFrame(
+        probabilities, index=X.index, columns=[f"{targets[0]}_p_{name}" for name in labels]
+    )
+    likeliest = np.array(labels, dtype=object)[probabilities.argmax(1)]
+    found.insert(0, f"{targets[0]}_class", likeliest)
+    if y is not None and pd.notna(y).any():
+        known = _indicators(y, model.classes_)
+        with np.errstate(divide="ignore"):
+            log_probability = np.log((known * probabilities).sum(1))
+        found["log_probability"] = np.where(pd.notna(y), log_probability, np.nan)
+    return found
+
+
+def label(value) -> str:
+    """What a class is called."""
+    return f"{value:.15g}" if isinstance(value, float) else str(value)
+
+
+def _indicators(y, classes) -> np.ndarray:
+    """[N, C]; zeros for what is none of them."""
+    return (np.asarray(y, dtype=object)[:, None] == np.asarray(classes, dtype=object)).astype(float)
+
+
+def _log_loss(known: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
+    return -np.log((known * probabilities).sum(1).clip(_LEAST))
+
+
+def _described(y, classes, probabilities) -> dict:
+    known = _indicators(y, classes)
+    per_row = {
+        "log_loss": _log_loss(known, probabilities),
+        "brier": np.square(known - probabilities).sum(1),
+        "accuracy": known[np.arange(len(y)), probabilities.argmax(1)],
+    }
+    found = {}
+    for name, values in per_row.items():
+        found[name], found[f"{name}_error"] = mean_and_error(values)
+    return found | {"auc": _auc(known, probabilities)}
+
+
+def _auc(known: np.ndarray, probabilities: np.ndarray) -> float | None:
+    if not (known.any(0) & ~known.all(0)).all():
+        return None
+    return float(roc_auc_score(known, probabilities, average="macro"))

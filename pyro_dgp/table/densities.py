@@ -1,0 +1,230 @@
+"""Targets that are numbers: densities, what is said of them, and how good they are."""
+
+import argparse
+import math
+
+import numpy as np
+import torch
+from sklearn.ensemble import HistGradientBoostingRegressor
+from tqdm.auto import tqdm
+
+from pyro_dgp.experiments.metrics import coverage
+from pyro_dgp.gp import PredictiveMixture
+from pyro_dgp.sklearn import LatentDGPRegressor
+from pyro_dgp.sklearn.members import isolated
+from pyro_dgp.table.packages import pd
+from pyro_dgp.table.scores import ScoreTable, mean_and_error, plain, with_error
+
+__all__ = ["ESTIMATOR", "LOSS", "losses", "marginals", "predictions", "report", "scores", "tables"]
+
+ESTIMATOR = LatentDGPRegressor
+LOSS = "CRPS"
+
+# The middles of 20 equal parts of (0, 1): the mean of pinball losses there is half a CRPS.
+_PROBABILITIES = (np.arange(20) + 0.5) / 20
+_OWN = "latent deep GP"
+
+
+def report(model, data, held_out, names: list[str], seed: int = 0, progress: bool = False) -> dict:
+    """Scores on held-out rows, of a model, a normal distribution and quantile gradient boosting.
+
+    :param model: A fitted :class:`~pyro_dgp.sklearn.LatentDGPRegressor`.
+    :param data: X [N, D] and y, [N] or [N, P], of the training rows.
+    :param held_out: The same of rows that training did not see.
+    :param list names: P names of targets.
+    :param int seed: Of the boosting.
+    :param bool progress: Show a progress bar.
+    :returns: See :func:`scores`, with the two others beside the model. The normal distribution has
+        the mean and deviation of the training targets for all rows. The boosting is scikit-learn's
+        ``HistGradientBoostingRegressor``, one for each of 20 quantiles and one for the mean; its
+        CRPS is that of the 20 quantiles.
+    """
+    found = scores(model, *held_out, names, progress)
+    (X_train, y_train), (X, y) = data, held_out
+    total = (len(_PROBABILITIES) + 1) * len(names)
+    with tqdm(total=total, desc="boosting", disable=None if progress else True) as bar:
+        for i, name in enumerate(names):
+            own, target = (t.reshape(len(t), -1)[:, i] for t in (y_train, y))
+            normal = _normal_scores(own, target)
+            boosting = _boosting_scores(X_train, own, X, target, seed, bar)
+            found["targets"][name] |= {
+                "normal distribution": normal, "quantile boosting": boosting,
+            }  # fmt: skip
+    return found
+
+
+def scores(model, X, y, names: list[str], progress: bool = False) -> dict:
+    """Scores of a model on rows with targets.
+
+    :param model: A fitted :class:`~pyro_dgp.sklearn.LatentDGPRegressor`.
+    :param X: [N, D].
+    :param y: [N] or [N, P].
+    :param list names: P names of targets.
+    :param bool progress: Show a progress bar.
+    :returns: The number of ``rows``; by names, the ``targets``' scores by methods:
+        ``log_likelihood`` (mean log density per unit of y; larger is better), ``crps`` (mean, in
+        units of y; smaller is better) and their standard errors ``..._error``, ``rmse`` (in units
+        of y), and ``coverage`` of central intervals by their probability. For several targets the
+        ``joint`` log-likelihood, too. Probabilities of a rounded target count as densities, spread
+        evenly over the step of its lattice.
+    """
+    target = np.asarray(y, dtype=float).reshape(len(y), -1)
+    found: list[list[Tensors]] = [[] for _ in names]
+    joint, start = [], 0
+    with _row_bar(len(X), "scores", progress) as bar:
+        for p in model.predictives(X):
+            part = torch.as_tensor(target[start : start + p.batch_shape[0]])
+            for i, one in enumerate(marginals(p)):
+                found[i].append(_per_row(one, part[:, i]))
+            if len(names) > 1:
+                joint.append(p.log_prob(part).numpy())
+            start += len(part)
+            bar.update(len(part))
+    values = [[np.concatenate(v) for v in zip(*parts, strict=True)] for parts in found]
+    described = {
+        name: {_OWN: _described(t, *v)} for name, t, v in zip(names, target.T, values, strict=True)
+    }
+    result = {"rows": len(target), "targets": described}
+    if joint:
+        mean, error = mean_and_error(np.concatenate(joint))
+        result["joint"] = {"log_likelihood": mean, "log_likelihood_error": error}
+    return result
+
+
+Tensors = tuple[np.ndarray, ...]
+
+
+def marginals(p) -> list:
+    """The distributions of each target, of one of one or several."""
+    return [p.marginal(i) for i in range(p.event_shape[-1])] if p.event_shape else [p]
+
+
+def tables(found: dict) -> list[ScoreTable]:
+    """Of :func:`report` or :func:`scores`, to be shown."""
+    shown = []
+    for name, methods in found["targets"].items():
+        levels = [f"{float(p):.0%}" for p in methods[_OWN]["coverage"]]
+        rows = [
+            [
+                method,
+                with_error(s["log_likelihood"], s.get("log_likelihood_error")),
+                with_error(s["crps"], s["crps_error"]),
+                plain(s["rmse"]),
+                *(f"{share:.0%}" for share in s["coverage"].values()),
+            ]
+            for method, s in methods.items()
+        ]
+        notes = [
+            f"log-lik.: mean log density per unit of {name}, larger is better. CRPS, RMSE: in "
+            f"units of {name}, smaller",
+            f"is better. ±: a standard error. {', '.join(levels)}: share of the rows within the "
+            "central intervals.",
+        ]
+        head = ["method", "log-lik.", "CRPS", "RMSE", *levels]
+        shown.append(ScoreTable(f"{name} on {found['rows']} held-out rows", head, rows, notes))
+    if "joint" in found:
+        value = with_error(*found["joint"].values())
+        shown[-1].notes.append(f"Log-likelihood of all targets jointly: {value}.")
+    return shown
+
+
+def losses(model, X, y) -> np.ndarray:
+    """CRPS of rows in standard deviations of the targets, their mean if there are several, [N]."""
+    crps = np.asarray(model.crps(X, y)).reshape(len(y), -1)
+    return (crps / np.asarray(y, dtype=float).reshape(len(y), -1).std(0).clip(1e-300)).mean(1)
+
+
+def predictions(model, targets: list[str], X, y, args: argparse.Namespace) -> pd.DataFrame:
+    """Mean, standard deviation, quantiles and what else is asked for; one row each.
+
+    :param y: Targets, NaN where unknown, or None.
+    :param args: ``quantiles``, ``level``, ``draws``, ``density``, ``seed``, of ``predict``.
+    """
+    q, names = _asked_quantiles(args)
+    names = ["mean", "std", *names, *(f"draw_{i + 1}" for i in range(args.draws))]
+    grid = None
+    if args.density:
+        grid = np.linspace(args.density[0], args.density[1], int(args.density[2]))
+        names += [f"density_{v:g}" for v in grid]
+    parts, log_densities, start = [], [], 0
+    with isolated(args.seed), _row_bar(len(X), None, True) as bar:
+        for p in model.predictives(X):
+            rows = p.batch_shape[0]
+            values = [p.mean, p.stddev, *p.quantile(q), *p.sample((args.draws,))]
+            if grid is not None:
+                at = torch.as_tensor(grid).unsqueeze(-1)
+                values += [*p.log_prob(at).exp()]
+            parts.append(torch.stack(values, -1).reshape(rows, -1))  # [rows, targets x names]
+            if y is not None:
+                log_densities.append(_known_log_density(p, y[start : start + rows]))
+            start += rows
+            bar.update(rows)
+    columns = [f"{target}_{name}" for target in targets for name in names]
+    found = pd.DataFrame(torch.cat(parts).numpy(), index=X.index, columns=columns)
+    if y is not None and np.isfinite(y.reshape(len(y), -1)).all(1).any():
+        found["log_density"] = np.concatenate(log_densities)
+    return found
+
+
+def _asked_quantiles(args: argparse.Namespace) -> tuple[torch.Tensor, list[str]]:
+    quantiles = args.quantiles
+    if quantiles is None:
+        quantiles = [] if args.level else [0.05, 0.5, 0.95]
+    for name, values in (("quantiles", quantiles), ("level", args.level)):
+        for p in values:
+            if not 0 < p < 1:
+                raise ValueError(f"--{name} must lie strictly between 0 and 1: {p}.")
+    ends = [(f"{end}_{p:g}", 0.5 + sign * p / 2)
+            for p in args.level for end, sign in (("lower", -1), ("upper", 1))]  # fmt: skip
+    asked = [(f"q{p:g}", p) for p in quantiles] + ends
+    return torch.tensor([p for _, p in asked], dtype=torch.float64), [name for name, _ in asked]
+
+
+def _known_log_density(p, y: np.ndarray) -> np.ndarray:
+    """NaN where a target is missing."""
+    known = np.isfinite(y.reshape(len(y), -1)).all(1)
+    y = np.where(known.reshape((-1,) + (1,) * (y.ndim - 1)), y, p.mean.numpy())
+    return np.where(known, p.log_prob(torch.as_tensor(y)).numpy(), np.nan)
+
+
+def _row_bar(rows: int, what: str | None, progress: bool) -> tqdm:
+    return tqdm(total=rows, desc=what, disable=None if progress else True, unit="row")
+
+
+def _per_row(p, y: torch.Tensor) -> Tensors:
+    """Mean, log density, CRPS and distribution function of one target, [N] each."""
+    log_density = p.log_prob(y) - (math.log(p.lattice[1]) if p.lattice else 0.0)
+    return tuple(t.numpy() for t in (p.mean, log_density, p.crps(y), p.cdf(y)))
+
+
+def _described(y, mean, log_density, crps, pit) -> dict:
+    found = dict.fromkeys(("log_likelihood", "log_likelihood_error"))
+    if log_density is not None:
+        found = dict(zip(found, mean_and_error(log_density), strict=True))
+    found |= dict(zip(("crps", "crps_error"), mean_and_error(crps), strict=True))
+    found["rmse"] = float(np.sqrt(np.mean(np.square(mean - y))))
+    shares = coverage(torch.as_tensor(pit))
+    return found | {"coverage": {f"{p:g}": share for p, share in shares.items()}}
+
+
+def _normal_scores(y_train, y) -> dict:
+    loc, scale = (
+        torch.full((1, len(y)), v, dtype=torch.float64) for v in (y_train.mean(), y_train.std())
+    )
+    normal = PredictiveMixture(torch.distributions.Normal(loc, scale))
+    return _described(y, *_per_row(normal, torch.as_tensor(y)))
+
+
+def _boosting_scores(X_train, y_train, X, y, seed: int, bar: tqdm) -> dict:
+    def predict(**loss):
+        boosting = HistGradientBoostingRegressor(random_state=seed, early_stopping=True, **loss)
+        found = boosting.fit(X_train, y_train).predict(X)
+        bar.update()
+        return found
+
+    quantiles = np.sort([predict(loss="quantile", quantile=p) for p in _PROBABILITIES], axis=0)
+    error = y - quantiles
+    p = _PROBABILITIES[:, None]
+    crps = 2 * np.maximum(p * error, (p - 1) * error).mean(0)
+    pit = [np.interp(t, q, _PROBABILITIES, 0.0, 1.0) for t, q in zip(y, quantiles.T, strict=True)]
+    return _described(y, predict(), None, crps, np.array(pit))

@@ -1,0 +1,37 @@
+"""Rows that training did not see, as plain data in the model's file."""
+
+import numpy as np
+
+from pyro_dgp.table.packages import pd
+
+__all__ = ["as_plain", "from_plain"]
+
+# More rows would make the file larger, and pictures hardly better.
+_MOST_ROWS = 2000
+
+
+def as_plain(frame: pd.DataFrame) -> dict:
+    """Columns of numbers, dates and texts as lists, None where missing; the first 2000 rows.
+
+    :param pandas.DataFrame frame: As of :func:`~pyro_dgp.table.cells.typed`.
+    """
+    found = {}
+    for name, column in frame.iloc[:_MOST_ROWS].items():
+        if pd.api.types.is_datetime64_any_dtype(column):
+            kind, column = "date", column.dt.strftime("%Y-%m-%dT%H:%M:%S")
+        else:
+            kind = "number" if pd.api.types.is_float_dtype(column) else "text"
+        found[name] = [kind, column.astype(object).where(column.notna(), None).tolist()]
+    return found
+
+
+def from_plain(columns: dict) -> pd.DataFrame:
+    """The rows of :func:`as_plain`."""
+
+    def column(kind: str, values: list) -> pd.Series:
+        if kind == "date":
+            return pd.to_datetime(pd.Series(values, dtype=object)).astype("datetime64[us]")
+        texts = pd.Series(values, dtype=object)
+        return texts.astype("float64") if kind == "number" else texts.where(texts.notna(), np.nan)
+
+    return pd.DataFrame({name: column(*values) for name, values in columns.items()})

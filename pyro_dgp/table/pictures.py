@@ -1,0 +1,224 @@
+"""Pictures of what a model of a table has learned, one after the other."""
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pyro_dgp import plots
+from pyro_dgp.table.classes import label
+from pyro_dgp.table.importance import permutation_importance
+from pyro_dgp.table.one_target import OneTarget
+from pyro_dgp.table.packages import pd
+from pyro_dgp.table.shared import TableModel
+
+__all__ = ["Picture", "importance_of", "pictures"]
+
+# Texts of a column that densities are drawn for.
+_MOST_GROUPS = 6
+# Rows that calibration is drawn of.
+_MOST_ROWS = 20_000
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure, under what name to save it, and what it shows."""
+
+    name: str
+    figure: object
+    caption: str
+
+
+def pictures(
+    own: TableModel, frame: pd.DataFrame, along: Sequence[str], target: str, rows: int = 3,
+    importance: dict | None = None,
+) -> Iterator[Picture]:  # fmt: skip
+    """Calibration, inputs that matter, predictions along inputs and of some rows, training.
+
+    :param TableModel own: The model.
+    :param pandas.DataFrame frame: Rows with targets.
+    :param along: Input columns to draw predictions along.
+    :param str target: Which.
+    :param int rows: Rows to draw densities of.
+    :param importance: Of :func:`importance_of`; None for no picture of it.
+    """
+    drawn = _Classes if own.columns.classes else _Densities
+    views = drawn(own, frame, target)
+    yield Picture("calibration", _figure(*views.calibration()), views.calibrated)
+    if importance:
+        yield Picture(
+            "importance",
+            _figure(lambda ax: plots.importances(_plain_names(importance), own.task.LOSS, ax=ax)),
+            f"By how much the {own.task.LOSS} of held-out rows grows when the values of a column "
+            "are shuffled.",
+        )
+    typical = own.columns.typical(frame)
+    for i, name in enumerate(along):
+        held = ", ".join(_described(typical.drop(columns=name)))
+        title = _plain(textwrap.fill(f"Held at: {held}", 110)) if held else None
+        if name in own.columns.numbers:
+            inputs, row = own.columns.inputs(frame), own.columns.inputs(typical).to_numpy()[0]
+            draw = views.along(inputs, list(inputs.columns).index(name), row)
+        else:
+            values, labels = _values_of(own.columns, frame, name)
+            some = typical.loc[typical.index.repeat(len(values))].reset_index(drop=True)
+            some[name] = values
+            draw = views.groups(own.columns.inputs(some), [_plain(text) for text in labels], name)
+        number = f"_{i + 1}" if i else ""
+        caption = f"Predictions along {name}, the other columns held at typical values."
+        yield Picture(f"along_input{number}", _figure(*draw, title=title), caption)
+    yield Picture(views.kind, _figure(views.some(rows)), f"Predictions of {rows} rows.")
+    history = own.model.history_
+    yield Picture(
+        "training", _figure(lambda ax: plots.training_curve(history, ax=ax)),
+        "The loss along training.",
+    )  # fmt: skip
+
+
+def importance_of(own: TableModel, frame: pd.DataFrame, progress: bool = False) -> dict:
+    """Of each input column, see :func:`~pyro_dgp.table.importance.permutation_importance`."""
+    return permutation_importance(own.model, own.columns, own.task.losses, frame, progress=progress)
+
+
+class _Densities:
+    """Of one target that is a number."""
+
+    kind = "densities"
+    calibrated = (
+        "Calibration: the distribution of P(target <= y) over the rows, flat if the densities are "
+        "calibrated, and the share of the targets below each quantile. Within the grey bands what "
+        "is seen may be chance."
+    )
+
+    def __init__(self, own: TableModel, frame: pd.DataFrame, target: str) -> None:
+        several = len(own.targets) > 1
+        self.model = OneTarget(own.model, own.targets.index(target)) if several else own.model
+        self.X, self.target = own.columns.inputs(frame), _plain(target)
+        self.y = frame[target].to_numpy(dtype=float)
+
+    def calibration(self):
+        some = slice(_MOST_ROWS)
+        pit = np.asarray(self.model.cdf(self.X[some], self.y[some]))
+        return (
+            lambda ax: plots.pit_histogram(pit, ax=ax),
+            lambda ax: plots.calibration_curve(pit, ax=ax),
+        )
+
+    def along(self, X, feature: int, row):
+        curves = [plots.density_along_input, plots.fan_chart]
+        if self.model.latent_dim == 1:
+            curves.append(plots.latent_traversal)
+
+        def named(curve):
+            def draw(ax):
+                curve(self.model, X, feature, row, ax=ax)
+                ax.set_ylabel(ax.get_ylabel().replace("y", self.target, 1))
+
+            return draw
+
+        return [named(curve) for curve in curves]
+
+    def groups(self, X, labels: list[str], name: str):
+        def draw(ax):
+            plots.marginal_densities(self.model, X, labels=labels, ax=ax)
+            ax.set(xlabel=self.target, title=f"Densities by {_plain(name)}")
+
+        return [draw]
+
+    def some(self, rows: int):
+        some = slice(rows)
+        return lambda ax: plots.marginal_densities(
+            self.model, self.X[some], self.y[some], ax=ax
+        ).set_xlabel(self.target)
+
+
+class _Classes:
+    """Of a target that is one of several classes."""
+
+    kind = "probabilities"
+    calibrated = (
+        "Calibration: how often a class was the right one, by the probability it was given, over "
+        "all rows and classes; on the diagonal if probabilities may be taken at their word. Within "
+        "the grey bars what is seen may be chance."
+    )
+
+    def __init__(self, own: TableModel, frame: pd.DataFrame, target: str) -> None:
+        self.model, self.X, self.target = own.model, own.columns.inputs(frame), _plain(target)
+        self.classes = own.model.classes_
+        self.labels = [_plain(label(c)) for c in self.classes]
+        self.y = own.columns.target_values(frame)
+
+    def calibration(self):
+        some = slice(_MOST_ROWS)
+        shares = self.model.predict_proba(self.X[some])
+        happened = np.asarray(self.y[some], dtype=object)[:, None] == self.classes.astype(object)
+        if len(self.classes) == 2:  # the other one says the same
+            shares, happened = shares[:, 1], happened[:, 1]
+        return [lambda ax: plots.reliability_curve(shares, happened, ax=ax)]
+
+    def along(self, X, feature: int, row):
+        return [
+            lambda ax: plots.probabilities_along_input(
+                self.model, X, feature, row, self.labels, ax=ax
+            )
+        ]
+
+    def groups(self, X, labels: list[str], name: str):
+        return [self._bars(X, labels, f"Probabilities by {_plain(name)}")]
+
+    def some(self, rows: int):
+        labels = [f"row {i}: {_plain(label(c))}" for i, c in enumerate(self.y[:rows])]
+        return self._bars(self.X[:rows], labels, f"Probabilities of {self.target}")
+
+    def _bars(self, X, labels: list[str], title: str):
+        shares = self.model.predict_proba(X)
+
+        def draw(ax):
+            left = np.zeros(len(X))
+            for i, name in enumerate(self.labels):
+                ax.barh(range(len(X)), shares[:, i], left=left, color=f"C{i % 10}", label=name,
+                        alpha=0.8)  # fmt: skip
+                left = left + shares[:, i]
+            ax.set_yticks(range(len(X)), labels)
+            ax.invert_yaxis()
+            ax.set(xlim=(0, 1), xlabel="probability", title=title)
+            ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+
+        return draw
+
+
+def _figure(*draw, title: str | None = None):
+    figure, axes = plots.pyplot().subplots(
+        1, len(draw), figsize=(4.5 * len(draw) + (len(draw) == 1), 4.2 if title else 4),
+        layout="constrained", squeeze=False,
+    )  # fmt: skip
+    for ax, function in zip(axes[0], draw, strict=True):
+        function(ax)
+    figure.suptitle(title, fontsize="small")
+    return figure
+
+
+def _values_of(columns, frame: pd.DataFrame, name: str) -> tuple[list, list[str]]:
+    """A few values of a column of texts or dates, and what to call them."""
+    if name in columns.categories:
+        values = columns.categories[name]["kept"][:_MOST_GROUPS]
+        return values, values
+    values = frame[name].dropna().quantile(np.linspace(0, 1, 5), interpolation="nearest").unique()
+    return list(values), [f"{v:%Y-%m-%d}" for v in values]
+
+
+def _plain_names(found: dict) -> dict:
+    return {_plain(name): values for name, values in found.items()}
+
+
+def _plain(text: str) -> str:
+    """Without what Matplotlib takes for mathematics, or for a label that is not to be shown."""
+    return ("\u200b" if text.startswith("_") else "") + text.replace("$", r"\$")
+
+
+def _described(row: pd.DataFrame) -> Iterator[str]:
+    for name, value in row.iloc[0].items():
+        if hasattr(value, "strftime"):
+            value = f"{value:%Y-%m-%d}"
+        yield f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
