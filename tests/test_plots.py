@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 from pyro_dgp import plots
 from pyro_dgp.infer import TrainingHistory
 from pyro_dgp.infer.snr_sweep import SNRPoint, SNRSweep
-from pyro_dgp.sklearn import LatentDGPRegressor
+from pyro_dgp.sklearn import LatentDGPClassifier, LatentDGPRegressor
 
 
 @pytest.fixture(scope="module")
@@ -104,3 +104,38 @@ def test_a_new_figure_where_none_is_given():
     ax = plots.pit_histogram([0.2, 0.7])
     assert ax.get_title() == "PIT histogram"
     plt.close(ax.figure)
+
+
+def test_reliability_is_of_bins_with_as_many_predictions(ax):
+    probability = np.linspace(0, 1, 40)
+    happened = probability > 0.5
+    assert plots.reliability_curve(probability, happened, num_bins=4, ax=ax) is ax
+    x, share = ax.lines[1].get_data()
+    np.testing.assert_allclose(x, probability.reshape(4, 10).mean(1))
+    assert share.tolist() == [0, 0, 1, 1]
+    plots.reliability_curve(probability[:12], happened[:12], ax=ax)
+    assert len(ax.lines[3].get_xdata()) == 1  # too few for more
+
+
+def test_probabilities_of_classes_fill_the_picture(ax):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(40, 2))
+    model = LatentDGPClassifier(
+        num_layers=1, num_inducing=8, K=2, num_steps=5, num_samples=30, random_state=0,
+        features=None, pool=False,
+    ).fit(X, np.array(["no", "yes"])[(X[:, 0] > 0).astype(int)])  # fmt: skip
+    assert plots.probabilities_along_input(model, X, 1, num_points=5, ax=ax) is ax
+    grid = np.linspace(X[:, 1].min(), X[:, 1].max(), 5)
+    rows = np.column_stack([np.full(5, np.median(X[:, 0])), grid])
+    first = ax.collections[0].get_paths()[0].vertices
+    found = {round(x, 9): y for x, y in first if y > 0}
+    expected = model.predict_proba(rows)[:, 0]
+    assert [found[round(x, 9)] for x in rows[:, 1]] == pytest.approx(expected.tolist())
+    assert [t.get_text() for t in ax.get_legend().get_texts()] == ["no", "yes"]
+
+
+def test_importances_are_sorted_and_named(ax):
+    found = {"a": (0.1, 0.01), "b": (0.5, 0.1), "c": (-0.02, 0.01)}
+    assert plots.importances(found, "CRPS", most=2, ax=ax) is ax
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["b", "a"]
+    assert [bar.get_width() for bar in ax.patches] == [50, 10]

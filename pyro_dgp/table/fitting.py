@@ -12,17 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from scipy.stats import skew
 
 from pyro_dgp._files import write_json
-
-# The tables first: what they need brings all the rest.
-from pyro_dgp.table.packages import pd  # isort: split
-
 from pyro_dgp.plots import pyplot
-from pyro_dgp.table.cells import Conventions, typed
-from pyro_dgp.table.classes import label
-from pyro_dgp.table.columns import Columns, names_of_rows
 from pyro_dgp.table.held_out import as_plain
 from pyro_dgp.table.outputs import (
     check_output,
@@ -33,63 +25,28 @@ from pyro_dgp.table.outputs import (
     is_scores,
 )
 from pyro_dgp.table.page import write_page
-from pyro_dgp.table.shared import (
-    TableModel,
-    note,
-    rows_to_score,
-    rows_with_targets,
-    table_of,
-    task_of,
-)
+from pyro_dgp.table.preparing import Prepared, prepared
+from pyro_dgp.table.shared import TableModel, note, task_of
 
 __all__ = ["fit_command"]
-
-# Of a target that a logarithm would become: its skewness, and the rows that it takes to tell.
-_SKEWED, _ROWS_FOR_SKEWNESS = 2.0, 30
 
 
 def fit_command(args: argparse.Namespace) -> int:
     """``pyro-dgp fit``."""
     files = _Files.checked(args)
-    frame, names, conventions = _training_table(args)
-    classes = _is_classification(args, frame)
-    train, test = _split(args, frame, classes)
-    columns = Columns.of(frame.iloc[train], args.target, names, conventions, classes)
-    held_out = frame.iloc[test][[*columns.used, *columns.targets]].reset_index(drop=True)
-    if args.test is not None:
-        held_out = rows_to_score(columns, *table_of(args, args.test))
-    rows = frame.iloc[train].reset_index(drop=True)
-    X, y = columns.inputs(rows), columns.target_values(rows)
-    weights = None if args.weights is None else _weights(rows[args.weights])
-    task = task_of(columns)
-    facts = _facts(args, columns, names, len(X), len(held_out))
-    if columns.constant:
-        note([f"Left out, as they do not vary: {', '.join(columns.constant)}."])
-    note(_hints(args, columns, y))
-    options = {"likelihood": args.likelihood} if args.likelihood else {}
-    if not classes:
-        options["target_transform"] = args.transform
-    model = task.ESTIMATOR(
-        num_layers=args.layers, dtype=args.dtype, device=args.device, random_state=args.seed,
-        checkpoint=files.checkpoint, verbose=not args.quiet, time_limit=args.time_limit,
-        n_jobs=args.jobs, num_steps=args.steps, **options,
-    )  # fmt: skip
-    print(f"{facts['rows']}, {facts['inputs']}.")
-    _check_same_options(files, args, X, y)
+    data = prepared(args)
+    print(f"{data.facts['rows']}, {data.facts['inputs']}.")
     start = time.perf_counter()
-    try:
-        with warnings.catch_warnings(record=True) as told, _terminated_as_interrupted():
-            warnings.simplefilter("always")
-            model.fit(X, y, weights)
-    finally:
-        if not files.checkpoint.exists():
-            files.options.unlink(missing_ok=True)
-    note(warning.message for warning in told)
+    model = _trained(args, files, data)
     seconds = time.perf_counter() - start
     steps, interrupted = len(model.history_.losses), model.history_.interrupted
-    training = f"{model.history_.seconds:.0f} for the model's {steps} steps"
-    facts |= _facts_of(model) | {"time": f"{seconds:.0f} s, of them {training}"}
-    kept = {"columns": columns.as_dict(), "facts": facts, "held_out": as_plain(held_out)}
+    facts = data.facts | {
+        "model": f"deep GP with {model.num_layers} layers, likelihood {model.likelihood_}",
+        "pool": ", ".join(f"{n} {w:.0%}" for n, w in model.pool_weights_.items() if w > 0.005),
+        "time": f"{seconds:.0f} s, of them {model.history_.seconds:.0f} for the model's {steps} "
+        "steps",
+    }
+    kept = {"columns": data.columns.as_dict(), "facts": facts, "held_out": as_plain(data.held_out)}
     # A model that is whole, of an earlier command, stays.
     model.save(files.partial if interrupted else files.model, **kept)
     if interrupted:
@@ -99,17 +56,38 @@ def fit_command(args: argparse.Namespace) -> int:
         return 130
     for leftover in (*model.checkpoints(), files.partial, files.options):
         leftover.unlink(missing_ok=True)
-    if len(held_out):
-        own = TableModel(model, columns, kept)
+    if len(data.held_out):
         try:
             with _terminated_as_interrupted():
-                _report(args, files, own, (X, y), held_out)
+                _report(args, files, TableModel(model, data.columns, kept), data)
         except KeyboardInterrupt:
             note([f"the report was interrupted. The model is whole: {files.model}."])
             return 130
     print(f"time   {facts['time']}")
     print(f"model  {files.model}")
     return 0
+
+
+def _trained(args: argparse.Namespace, files: "_Files", data: Prepared):
+    """A model; of fewer steps after Ctrl-C."""
+    options = {"likelihood": args.likelihood} if args.likelihood else {}
+    if data.columns.classes is None:
+        options["target_transform"] = args.transform
+    model = task_of(data.columns).ESTIMATOR(
+        num_layers=args.layers, dtype=args.dtype, device=args.device, random_state=args.seed,
+        checkpoint=files.checkpoint, verbose=not args.quiet, time_limit=args.time_limit,
+        n_jobs=args.jobs, num_steps=args.steps, **options,
+    )  # fmt: skip
+    _check_same_options(files, args, data.X, data.y)
+    try:
+        with warnings.catch_warnings(record=True) as told, _terminated_as_interrupted():
+            warnings.simplefilter("always")
+            model.fit(data.X, data.y, data.weights)
+    finally:
+        if not files.checkpoint.exists():
+            files.options.unlink(missing_ok=True)
+    note(warning.message for warning in told)
+    return model
 
 
 @dataclass(frozen=True)
@@ -151,11 +129,11 @@ class _Files:
         return found
 
 
-def _report(args: argparse.Namespace, files: _Files, own: TableModel, data, held_out) -> None:
+def _report(args: argparse.Namespace, files: _Files, own: TableModel, data: Prepared) -> None:
     """Prints scores, keeps them in the model's file, and writes what is asked for."""
-    rows = own.columns.inputs(held_out), own.columns.target_values(held_out)
+    rows = own.columns.inputs(data.held_out), own.columns.target_values(data.held_out)
     progress = not args.quiet
-    scores = own.task.report(own.model, data, rows, own.targets, args.seed, progress)
+    scores = own.task.report(own.model, (data.X, data.y), rows, own.targets, args.seed, progress)
     print(*own.task.tables(scores), sep="\n\n")
     own.notes["scores"] = scores
     own.model.save(files.model, **own.notes)
@@ -163,107 +141,8 @@ def _report(args: argparse.Namespace, files: _Files, own: TableModel, data, held
         if name.endswith(".json"):
             write_json(scores, Path(name))
         else:
-            write_page(Path(name), own, held_out, scores, args.output, progress)
+            write_page(Path(name), own, data.held_out, scores, args.output, progress)
         print(f"report {name}")
-
-
-def _is_classification(args: argparse.Namespace, frame: pd.DataFrame) -> bool:
-    """Whether the target is one of texts, or of two numbers only; says so."""
-    if len(args.target) > 1 or args.target[0] not in frame:
-        return False
-    name = args.target[0]
-    column = frame[name]
-    two = pd.api.types.is_float_dtype(column) and column.nunique() == 2
-    if column.dtype != object and not (two and name not in args.numeric):
-        return False
-    some = ", ".join(label(v) for v in sorted(column.dropna().unique())[:5])
-    more = ", ..." if column.nunique() > 5 else ""
-    numbers = f" (--numeric '{name}' for densities of a number)" if two else ""
-    note([f"Classification: '{name}' has the {column.nunique()} classes {some}{more}{numbers}."])
-    if args.transform:
-        raise ValueError(f"--transform is for targets that are numbers, but '{name}' has classes.")
-    return True
-
-
-def _split(
-    args: argparse.Namespace, frame: pd.DataFrame, classes: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """Training rows and rows held out, sorted; of each class one trains at least."""
-    order = np.random.default_rng(args.seed).permutation(len(frame))
-    share = 0.0 if args.test is not None else args.test_fraction
-    test, train = np.split(order, [round(share * len(frame))])
-    if classes:
-        targets = frame[args.target[0]].to_numpy()
-        alone = ~np.isin(targets[test].astype(str), targets[train].astype(str))
-        train, test = np.concatenate([train, test[alone]]), test[~alone]
-    return np.sort(train), np.sort(test)
-
-
-def _facts(args: argparse.Namespace, columns: Columns, names, rows: int, held_out: int) -> dict:
-    """What there is to say of a table before training, by what it is of."""
-    kinds = {"numbers": columns.numbers, "dates": columns.dates, "texts": columns.categories}
-    counts = ", ".join(f"{len(own)} of {kind}" for kind, own in kinds.items() if own)
-    inputs = columns.num_inputs
-    facts = {
-        "table": Path(args.table).name if args.table != "-" else "standard input",
-        "rows": f"{rows + (0 if args.test else held_out)} rows, {held_out} held out",
-        "inputs": f"{inputs} inputs from the columns: {counts}",
-        "columns": ", ".join(columns.used),
-    }
-    left_out = [*columns.constant, *names, *args.drop]
-    return facts | ({"left out": ", ".join(left_out)} if left_out else {})
-
-
-def _facts_of(model) -> dict:
-    weights = ", ".join(f"{name} {w:.0%}" for name, w in model.pool_weights_.items() if w > 0.005)
-    return {
-        "model": f"deep GP with {model.num_layers} layers, likelihood {model.likelihood_}",
-        "pool": weights,
-    }
-
-
-def _hints(args: argparse.Namespace, columns: Columns, y: np.ndarray) -> list[str]:
-    """On targets with a long tail."""
-    if columns.classes or y.ndim > 1 or args.transform or args.likelihood or y.min() <= 0:
-        return []
-    if len(y) < _ROWS_FOR_SKEWNESS or skew(y) < _SKEWED or abs(skew(np.log(y))) > _SKEWED / 2:
-        return []
-    return [
-        f"'{columns.targets[0]}' is positive and has a long tail: --transform log models its "
-        "logarithm, and no interval reaches below 0."
-    ]
-
-
-def _training_table(args: argparse.Namespace) -> tuple[pd.DataFrame, list[str], Conventions]:
-    """Rows that have targets, columns that only name rows, and how numbers are written."""
-    table, conventions = table_of(args, args.table)
-    weights = [] if args.weights is None else [args.weights]
-    for name in (*args.drop, *weights):
-        if name not in table.frame:
-            raise ValueError(
-                f"There is no column '{name}'. The columns are {', '.join(table.frame)}."
-            )
-        if name in args.target:
-            raise ValueError(f"'{name}' is the target, and cannot be something else, too.")
-    table.frame = table.frame.drop(columns=args.drop)
-    frame, conventions, notes = typed(
-        table, conventions, numeric=[*args.numeric, *weights], categorical=args.categorical
-    )
-    chosen = {*args.target, *args.numeric, *args.categorical, *weights}
-    names = {n: why for n, why in names_of_rows(frame).items() if n not in chosen}
-    frame, left_out = rows_with_targets(frame, args.target)
-    told = [
-        f"Column '{n}' is left out: {why} (--numeric, --categorical)." for n, why in names.items()
-    ]
-    note([*notes, *left_out, *told])
-    return frame, [*names, *weights], conventions
-
-
-def _weights(column) -> np.ndarray:
-    weights = column.to_numpy()
-    if not (weights >= 0).all():
-        raise ValueError(f"--weights {column.name}: a weight is negative or missing.")
-    return weights
 
 
 def _check_same_options(files: _Files, args: argparse.Namespace, X, y) -> None:
