@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pyro
-import pyro.optim
 import torch
 from pyro.infer import ELBO, TraceMeanField_ELBO
 from pyro.optim import PyroOptim
@@ -86,11 +85,6 @@ class RunConfig:
     :param int lr_decay_steps: See ``lr_decay``.
     :param str schedule: "steps", the paper's, with ``lr_decay``; or "cosine", for few steps, see
         :func:`~pyro_dgp.infer.training.annealed_adam`.
-    :param str encoder_optimizer: "adam" or "sgd", with the same learning rate.
-    :param float encoder_clip_norm: Largest norm of the gradient of one of its parameters; 0
-        for any.
-    :param int encoder_batch_size: Minibatch size of the encoder's gradient alone, at least
-        ``batch_size``; 0 for the same. Costs a second pass.
     :param str mixing: "published" or "principal", see :meth:`~pyro_dgp.gp.LatentDGP.from_data`.
     :param str dtype: "float64" or "float32".
     :param str device: A torch device.
@@ -118,9 +112,6 @@ class RunConfig:
     lr_decay: float = 0.98
     lr_decay_steps: int = 1000
     schedule: str = "steps"
-    encoder_optimizer: str = "adam"
-    encoder_clip_norm: float = 0.0
-    encoder_batch_size: int = 0
     mixing: str = "published"
     dtype: str = "float64"
     device: str = "cpu"
@@ -134,31 +125,21 @@ class RunConfig:
             ("batch_size", 1),
             ("num_test_samples", 1),
             ("num_evaluations", 1),
-            ("encoder_batch_size", 0),
         ):
             check_integer(name, getattr(self, name), minimum)
-        if 0 < self.encoder_batch_size < self.batch_size:
-            raise ValueError(
-                f"encoder_batch_size must be at least batch_size={self.batch_size}, or 0, but it "
-                f"is {self.encoder_batch_size}."
-            )
         for name, value, choices in (
             ("loss", self.loss, LOSSES),
             ("likelihood", self.likelihood, LIKELIHOODS),
             ("kernel", self.kernel, tuple(KERNELS)),
             ("dtype", self.dtype, ("float32", "float64")),
             ("schedule", self.schedule, ("steps", "cosine")),
-            ("encoder_optimizer", self.encoder_optimizer, ("adam", "sgd")),
         ):
             if value not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, not '{value}'.")
         if not 0 < self.noise_scale < math.inf:
             raise ValueError(f"noise_scale must be positive, but it is {self.noise_scale}.")
-        if self.schedule == "cosine" and (self._own_encoder_options or self.natural_lr):
-            raise ValueError(
-                "schedule 'cosine' is for Adam alone: leave out natural_lr, encoder_optimizer and "
-                "encoder_clip_norm."
-            )
+        if self.schedule == "cosine" and self.natural_lr:
+            raise ValueError("schedule 'cosine' is for Adam alone: leave out natural_lr.")
 
     @property
     def name(self) -> str:
@@ -179,33 +160,14 @@ class RunConfig:
 
     def optimizer(self, dgp: LatentDGP) -> PyroOptim:
         """Adam with the schedule, and natural gradients for the last layer if there are to be."""
-        adam = self._adam()
+        if self.schedule == "cosine":
+            return annealed_adam(self.lr, self.num_steps)
+        adam = paper_optimizer(self.lr, self.lr_decay, self.lr_decay_steps)
         if not self.natural_lr:
             return adam
         return NaturalGradient(
             dgp.layers[-1], adam, self.natural_lr, self.lr_decay, self.lr_decay_steps
         )
-
-    @property
-    def _own_encoder_options(self) -> bool:
-        return self.encoder_optimizer != "adam" or bool(self.encoder_clip_norm)
-
-    def _adam(self) -> PyroOptim:
-        if self.schedule == "cosine":
-            return annealed_adam(self.lr, self.num_steps)
-        if not self._own_encoder_options:
-            return paper_optimizer(self.lr, self.lr_decay, self.lr_decay_steps)
-
-        def arguments(name: str) -> dict:
-            return {"lr": self.lr, "sgd": self.encoder_optimizer == "sgd" and ".encoder." in name}
-
-        def clipping(module: str, name: str) -> dict:
-            clipped = self.encoder_clip_norm and module.endswith(".encoder")
-            return {"clip_norm": self.encoder_clip_norm} if clipped else {}
-
-        schedule = {"step_size": self.lr_decay_steps, "gamma": self.lr_decay}
-        options = {"optimizer": _adam_or_sgd, "optim_args": arguments, **schedule}
-        return pyro.optim.StepLR(options, clipping)
 
     def new_likelihood(self, y: Tensor) -> Likelihood:
         """The likelihood before training, for training targets."""
@@ -221,10 +183,6 @@ class RunConfig:
         if self.loss == "vi":
             return TraceMeanField_ELBO()
         return {"dreg": DRegIWELBO, "reg": PartiallyCollapsedIWELBO}[self.loss](K=self.K)
-
-
-def _adam_or_sgd(params, lr: float, sgd: bool) -> torch.optim.Optimizer:
-    return (torch.optim.SGD if sgd else torch.optim.Adam)(params, lr=lr)
 
 
 def train(
@@ -258,16 +216,13 @@ def train(
         encoder_widths=(20, 20) if config.learned_qz else None,
         mixing=config.mixing,
     )
-    elbo = config.elbo()
-    if config.encoder_batch_size:
-        elbo = _EncoderBatch(elbo, dgp, config.batch_size)
     history = fit(
         dgp.model,
         dgp.guide,
-        elbo,
+        config.elbo(),
         (X, y),
         num_steps=config.num_steps,
-        batch_size=config.encoder_batch_size or config.batch_size,
+        batch_size=config.batch_size,
         optim=config.optimizer(dgp),
         seed=seed,
         progress=progress,
@@ -276,27 +231,6 @@ def train(
         checkpoint_interval=checkpoint_interval,
     )
     return dgp, history
-
-
-class _EncoderBatch:
-    """A loss: the encoder's gradient is that of a batch, all others are those of its first rows."""
-
-    def __init__(self, elbo: ELBO, dgp: LatentDGP, batch_size: int) -> None:
-        self.elbo, self.batch_size = elbo, batch_size
-        self.loss = elbo.loss
-        self.others = [p for name, p in dgp.named_parameters() if ".encoder." not in name]
-        self.encoder = [p for name, p in dgp.named_parameters() if ".encoder." in name]
-
-    def loss_and_grads(self, model, guide, X: Tensor, y: Tensor) -> float:
-        first = slice(self.batch_size)
-        value = self.elbo.loss_and_grads(model, guide, X[first], y[first])
-        gradients = [p.grad for p in self.others]
-        for p in self.others + self.encoder:
-            p.grad = None
-        self.elbo.loss_and_grads(model, guide, X, y)
-        for p, gradient in zip(self.others, gradients, strict=True):
-            p.grad = gradient
-        return value
 
 
 def load_data(config: RunConfig) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -10,7 +10,7 @@ import torch
 
 from pyro_dgp import LatentDGP, PartiallyCollapsedIWELBO
 from pyro_dgp._files import write_json
-from pyro_dgp.experiments import metrics, runs
+from pyro_dgp.experiments import metrics
 from pyro_dgp.experiments.runs import (
     RunConfig,
     checkpoint_path,
@@ -136,20 +136,6 @@ def test_natural_gradients_are_an_option(tmp_path):
     assert load_record(record_path(config, tmp_path)) == (config, record)
 
 
-def test_options_for_the_encoder():
-    """SGD moves it by the clipped gradient times the learning rate; the rest takes Adam's steps."""
-    options = {"lr": 0.1, "encoder_optimizer": "sgd", "encoder_clip_norm": 1e-3}
-    config = RunConfig("solar", K=2, num_steps=0, num_test_samples=10)
-    before, _ = train(config, progress=False)
-    after, _ = train(replace(config, num_steps=1, **options), progress=False)
-    for (name, p), q in zip(before.named_parameters(), after.parameters(), strict=True):
-        moved = (q - p).norm().item()
-        if ".encoder." in name:
-            assert 0 < moved < 0.1 * 1e-3 * 1.01
-        elif "noise" in name or "variance" in name:
-            assert moved == pytest.approx(0.1, rel=1e-3)
-
-
 def test_the_learning_rate_may_fall_along_a_cosine():
     config = RunConfig("solar", K=2, num_steps=0, num_test_samples=10, lr=0.1, schedule="cosine")
     before, _ = train(config, progress=False)
@@ -158,8 +144,6 @@ def test_the_learning_rate_may_fall_along_a_cosine():
     name = "variance_unconstrained"
     moved = getattr(after.likelihood, name) - getattr(before.likelihood, name)
     assert moved.item() == pytest.approx(0.15, rel=0.01)
-    with pytest.raises(ValueError, match="schedule 'cosine' is for Adam alone"):
-        replace(config, encoder_optimizer="sgd")
     with pytest.raises(ValueError, match="schedule 'cosine' is for Adam alone"):
         replace(config, natural_lr=0.01)
     with pytest.raises(ValueError, match="schedule must be one of steps, cosine, not 'other'"):
@@ -265,9 +249,7 @@ def test_a_device_that_is_not_there(device):
         run(RunConfig("demo", device=device, num_steps=1))
 
 
-@pytest.mark.parametrize(
-    "option", [{"loss": "iwae"}, {"dtype": "int8"}, {"encoder_optimizer": "lbfgs"}]
-)
+@pytest.mark.parametrize("option", [{"loss": "iwae"}, {"dtype": "int8"}, {"schedule": "other"}])
 def test_bad_options(option):
     with pytest.raises(ValueError, match=f"{next(iter(option))} must be one of"):
         RunConfig("forest", **option)
@@ -280,35 +262,3 @@ def test_a_failed_write_leaves_the_old_record(tmp_path):
         write_json({"a": object()}, path)
     assert json.loads(path.read_text()) == {"a": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["record.json"]
-
-
-def test_a_larger_batch_for_the_encoder_alone():
-    dgp, X, y = small_model()
-
-    class Rows:
-        """A loss whose gradients count rows."""
-
-        def loss(self, *args):
-            raise NotImplementedError
-
-        def loss_and_grads(self, model, guide, X, y):
-            sum((len(X) * p.sum() for p in dgp.parameters()), torch.zeros(())).backward()
-            return float(len(X))
-
-    batch = runs._EncoderBatch(Rows(), dgp, 8)
-    assert batch.loss_and_grads(dgp.model, dgp.guide, X, y) == 8
-    for name, p in dgp.named_parameters():
-        assert p.grad.eq(40 if ".encoder." in name else 8).all()
-
-
-def test_training_with_a_larger_batch_for_the_encoder():
-    config = RunConfig("demo", num_layers=1, num_inducing=5, K=2, num_steps=3, batch_size=8)
-    plain, _ = train(config, progress=False)
-    larger, history = train(replace(config, encoder_batch_size=20), progress=False)
-    assert len(history.losses) == 3
-    for (name, p), q in zip(plain.named_parameters(), larger.parameters(), strict=True):
-        assert p.isfinite().all(), name
-        assert q.isfinite().all(), name
-    assert "encoder_batch_size=20" in replace(config, encoder_batch_size=20).name
-    with pytest.raises(ValueError, match="encoder_batch_size must be at least batch_size=8"):
-        replace(config, encoder_batch_size=7)
