@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pyro_dgp import __version__
 from pyro_dgp._checks import check_integer
-from pyro_dgp.experiments import datasets
+from pyro_dgp.experiments import datasets, uci
 from pyro_dgp.experiments.reproduce import STUDIES
 from pyro_dgp.experiments.runs import (
     LIKELIHOODS,
@@ -178,6 +178,29 @@ def _published(args: argparse.Namespace) -> str | None:
     return FORMATS[args.format or "markdown"](table)
 
 
+def _data(args: argparse.Namespace) -> int:
+    unknown = [name for name in args.names if name not in uci.manifest()]
+    if unknown:
+        raise ValueError(f"No data set '{unknown[0]}'; there are {', '.join(uci.manifest())}.")
+    for name in args.names:
+        print(f"data set             {uci.fetch(name, args.source, not args.quiet)}")
+    if args.names:
+        return 0
+    print(f"{'name':<14}{'rows':>6}{'inputs':>8}  file")
+    wrong = False
+    for name, entry in uci.manifest().items():
+        place = uci.find(name)
+        where = f"missing: pyro-dgp data {name}" if place is None else str(place)
+        try:
+            if place is not None:
+                uci.read(name)
+        except ValueError as error:
+            wrong, where = True, f"wrong: {error}"
+        print(f"{name:<14}{entry['num_rows']:>6}{entry['num_inputs']:>8}  {where}")
+        print(f"{'':<30}{entry['license']}")
+    return 2 if wrong else 0
+
+
 def _check_folder(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--output {folder} is a file; name a folder.")
@@ -257,6 +280,7 @@ def _parser() -> argparse.ArgumentParser:
         _add_train,
         _add_snr,
         _add_reproduce,
+        _add_data,
     ):
         add(commands)
     return parser
@@ -405,6 +429,21 @@ def _add_reproduce(commands) -> None:
     reproduce.add_argument("--output", default="results", help="folder to use (default results)")
     reproduce.add_argument("--no-figure", action="store_true", help="draw nothing")
     reproduce.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def _add_data(commands) -> None:
+    data = commands.add_parser(
+        "data",
+        help="list the data sets of the study, check their files, and get those that are missing",
+        description="Without names, lists the data sets, their licences and where their files are, "
+        "and checks the contents. With names, makes the missing files from the originals, which "
+        "are downloaded, or lie in a folder.",
+        epilog="example: pyro-dgp data pol --from downloads",
+    )
+    data.set_defaults(command=_data)
+    data.add_argument("names", nargs="*", metavar="NAME", help="data sets to get")
+    data.add_argument("--from", dest="source", metavar="FOLDER", help="folder with the originals")
+    data.add_argument("--quiet", action="store_true", help="no progress bar")
 
 
 def _common(parser, layers: int, K: int, steps: int, lr: float) -> None:

