@@ -8,7 +8,8 @@ from pathlib import Path
 from pyro_dgp import __version__
 from pyro_dgp._checks import check_integer
 from pyro_dgp.experiments import datasets, uci
-from pyro_dgp.experiments.reproduce import STUDIES
+from pyro_dgp.experiments.reproduce import STUDIES, demo_config, some_data, trained
+from pyro_dgp.experiments.reproduce.log_likelihoods import FORMATS, read_evaluations, table1
 from pyro_dgp.experiments.runs import (
     LIKELIHOODS,
     LOSSES,
@@ -18,8 +19,6 @@ from pyro_dgp.experiments.runs import (
     record_path,
     run,
 )
-from pyro_dgp.experiments.studies import demo_config, some_data, trained
-from pyro_dgp.experiments.table1 import FORMATS, read_evaluations, table1
 from pyro_dgp.gp.kernels import KERNELS
 from pyro_dgp.memory import keep_freed_memory
 from pyro_dgp.table.commands import add_evaluate, add_fit, add_plot, add_predict, add_report
@@ -77,7 +76,7 @@ def _demo_config(args: argparse.Namespace) -> RunConfig:
 
 
 def _snr(args: argparse.Namespace) -> int:
-    from pyro_dgp.experiments import paper
+    from pyro_dgp.experiments.reproduce import encoders
 
     folder = Path(args.output)
     _check_folder(folder)
@@ -98,13 +97,13 @@ def _snr(args: argparse.Namespace) -> int:
     dgp = trained(config, source, progress)
     _, X, y = some_data(config, args.points)
     seed = config.seed or 0
-    sweep = paper.snr_against_K(dgp, X, y, args.samples, args.draws, seed, progress=progress)
+    sweep = encoders.snr_against_K(dgp, X, y, args.samples, args.draws, seed, progress=progress)
     path = folder / "snr.json"
     sweep.save(path)
     print("estimator       K      SNR   +-       debiased")
     for p in sweep.select(group="encoder"):
         print(f"{p.estimator:<10} {p.K:>6} {p.snr:>8.4f} {p.snr_error:.4f} {p.debiased:>10.4f}")
-    for name in paper.ESTIMATORS:
+    for name in encoders.ESTIMATORS:
         print(sweep.advice(estimator=name, group="encoder"))
         try:
             slope, error = sweep.slope(estimator=name, group="encoder")
@@ -115,12 +114,12 @@ def _snr(args: argparse.Namespace) -> int:
     if figures is not None:
         parameters = sorted({p.group for p in sweep.points} - {"encoder"})[:4]
         some = sorted({args.samples[i] for i in (0, len(args.samples) // 2, -1)})
-        entry = paper.strongest_weight(dgp, X[:1], y[:1], max(some), seed)
+        entry = encoders.strongest_weight(dgp, X[:1], y[:1], max(some), seed)
         by_K = {
-            K: paper.gradient_draws(dgp, X[:1], y[:1], entry, K, 10 * args.draws, seed, progress)
+            K: encoders.gradient_draws(dgp, X[:1], y[:1], entry, K, 10 * args.draws, seed, progress)
             for K in some
         }
-        draws = {name: {K: by_K[K][name] for K in some} for name in paper.ESTIMATORS}
+        draws = {name: {K: by_K[K][name] for K in some} for name in encoders.ESTIMATORS}
         _save_figure(figures.snr_figure(sweep, parameters), folder / "snr.png")
         _save_figure(figures.histogram_figure(draws), folder / "gradients.png")
     return 0

@@ -17,8 +17,7 @@ from botorch.optim import optimize_acqf
 from pyro_dgp import DRegIWELBO, LatentDGP
 from pyro_dgp.botorch import FunctionDraws
 from pyro_dgp.gp.likelihoods import Categorical
-from pyro_dgp.infer import fit
-from pyro_dgp.infer.training import annealed_adam
+from pyro_dgp.infer import annealed_adam, fit
 
 BOUNDS = torch.tensor([[-2.0, -2.0], [2.0, 2.0]], dtype=torch.float64)
 

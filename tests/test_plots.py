@@ -7,7 +7,7 @@ import matplotlib.pyplot as plt
 
 from pyro_dgp import plots
 from pyro_dgp.infer import TrainingHistory
-from pyro_dgp.infer.snr_sweep import SNRPoint, SNRSweep
+from pyro_dgp.infer.sweeps import SNRPoint, SNRSweep
 from pyro_dgp.sklearn import LatentDGPClassifier, LatentDGPRegressor
 
 

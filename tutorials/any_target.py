@@ -37,7 +37,7 @@ from torch.distributions import constraints
 from pyro_dgp import DRegIWELBO, LatentDGP, fit
 from pyro_dgp.gp import Likelihood
 from pyro_dgp.gp.likelihoods import HeteroscedasticGaussian
-from pyro_dgp.infer.training import annealed_adam
+from pyro_dgp.infer import annealed_adam
 
 # %% [markdown]
 # ## A likelihood by its name

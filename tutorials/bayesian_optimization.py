@@ -29,8 +29,7 @@ from torch import Tensor
 
 from pyro_dgp import LatentDGP, NaturalGradient, PartiallyCollapsedIWELBO
 from pyro_dgp.botorch import FunctionDraws
-from pyro_dgp.infer import fit
-from pyro_dgp.infer.training import annealed_adam
+from pyro_dgp.infer import annealed_adam, fit
 
 BOUNDS = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
 

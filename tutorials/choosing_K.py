@@ -20,10 +20,7 @@ import pyro
 from pyro.infer import SVI
 
 from pyro_dgp import DRegIWELBO, LatentDGP, PartiallyCollapsedIWELBO, fit, plots, snr_sweep
-from pyro_dgp.infer import SNRSweep
-from pyro_dgp.infer.callbacks import SNRAlongTraining
-from pyro_dgp.infer.checkpoint import parameters_of
-from pyro_dgp.infer.training import annealed_adam
+from pyro_dgp.infer import SNRAlongTraining, SNRSweep, annealed_adam, parameters_of
 
 HERE = Path(__file__).parent
 ESTIMATORS = {"REG": PartiallyCollapsedIWELBO, "DReG": DRegIWELBO}

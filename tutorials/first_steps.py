@@ -19,7 +19,7 @@ from pyro.infer import SVI, Predictive
 from pyro.poutine.util import site_is_subsample
 
 from pyro_dgp import DRegIWELBO, LatentDGP, fit
-from pyro_dgp.infer.training import annealed_adam
+from pyro_dgp.infer import annealed_adam
 
 # %% [markdown]
 # ## Data

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from pyro_dgp import DRegIWELBO, LatentDGP
-from pyro_dgp.gp import GaussianLikelihood, GPLayer, LatentLayer, Layer
-from pyro_dgp.gp.kernels import kernel_named
+from pyro_dgp.gp import GaussianLikelihood, GPLayer, LatentLayer, Layer, kernel_named
 from pyro_dgp.infer import fit
 
 # %% [markdown]

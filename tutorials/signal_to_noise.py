@@ -23,9 +23,7 @@ from pathlib import Path
 import pyro
 
 from pyro_dgp import DRegIWELBO, SNRProfiler, snr_sweep
-from pyro_dgp.experiments import paper
-from pyro_dgp.experiments.reproduce import STUDIES
-from pyro_dgp.experiments.studies import demo_config, some_data, trained
+from pyro_dgp.experiments.reproduce import STUDIES, demo_config, encoders, some_data, trained
 
 # %% [markdown]
 # ## A profile
@@ -38,7 +36,7 @@ from pyro_dgp.experiments.studies import demo_config, some_data, trained
 
 # %%
 def profile(dgp, X, y, num_draws):
-    sites = paper.encoder_sites(dgp, X, y)
+    sites = encoders.encoder_sites(dgp, X, y)
     found = SNRProfiler(dgp.model, dgp.guide, DRegIWELBO(K=50), num_draws, sites, seed=0).run(X, y)
     print(f"mean SNR of the encoder at K = 50: {found.mean_snr():.3f}")
     print(f"what noise alone would have:       {found.floor:.3f}")
@@ -61,9 +59,9 @@ def profile(dgp, X, y, num_draws):
 
 # %%
 def against_K(dgp, X, y, K, num_draws):
-    sweep = paper.snr_against_K(dgp, X, y, K, num_draws, progress=False)
+    sweep = encoders.snr_against_K(dgp, X, y, K, num_draws, progress=False)
     slopes = {}
-    for name in paper.ESTIMATORS:
+    for name in encoders.ESTIMATORS:
         for p in sweep.select(estimator=name, group="encoder"):
             print(f"{name:5s} K = {p.K:5d}: SNR {p.snr:8.4f}, without bias {p.debiased:8.4f}")
         print(sweep.advice(estimator=name, group="encoder"))
@@ -99,7 +97,7 @@ def own_parameters(dgp, X, y, K, num_draws):
         "inducing scales": [n for n in names if n.endswith("u_scale_tril")],
     }
     sweep = snr_sweep(
-        dgp.model, dgp.guide, (X, y), paper.ESTIMATORS, K, groups=groups, num_draws=num_draws,
+        dgp.model, dgp.guide, (X, y), encoders.ESTIMATORS, K, groups=groups, num_draws=num_draws,
         progress=False,
     )  # fmt: skip
     for p in sweep.points:

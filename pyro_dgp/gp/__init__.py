@@ -5,6 +5,7 @@ Knows no ELBO.
 
 from pyro_dgp.gp.encoders import GaussianEncoder
 from pyro_dgp.gp.exponentiated import Exponentiated
+from pyro_dgp.gp.kernels import kernel_named
 from pyro_dgp.gp.latent_dgp import LatentDGP
 from pyro_dgp.gp.layers import GPLayer, LatentLayer, Layer
 from pyro_dgp.gp.likelihoods import ExpectedNormal, GaussianLikelihood, Likelihood
@@ -23,4 +24,5 @@ __all__ = [
     "Likelihood",
     "PredictiveMixture",
     "Recalibrated",
+    "kernel_named",
 ]

@@ -1,24 +1,34 @@
 """How it is inferred: bounds and their gradients for any Pyro model. Knows no Gaussian process."""
 
+from pyro_dgp.infer.callbacks import EarlyStopping, SNRAlongTraining, tensorboard
+from pyro_dgp.infer.checkpoint import parameters_of
 from pyro_dgp.infer.elbo import VIMCOIWELBO, DRegIWELBO, GDRegIWELBO, PartiallyCollapsedIWELBO
 from pyro_dgp.infer.guard import NonFiniteError
 from pyro_dgp.infer.natural_gradient import NaturalGradient
+from pyro_dgp.infer.optim import ScheduledAdam
 from pyro_dgp.infer.snr import SNRProfile, SNRProfiler
-from pyro_dgp.infer.snr_sweep import SNRPoint, SNRSweep, snr_sweep
-from pyro_dgp.infer.training import TrainingHistory, fit
+from pyro_dgp.infer.sweeps import SNRPoint, SNRSweep, snr_sweep
+from pyro_dgp.infer.training import TrainingHistory, annealed_adam, fit, paper_optimizer
 
 __all__ = [
     "VIMCOIWELBO",
     "DRegIWELBO",
+    "EarlyStopping",
     "GDRegIWELBO",
     "NaturalGradient",
     "NonFiniteError",
     "PartiallyCollapsedIWELBO",
+    "SNRAlongTraining",
     "SNRPoint",
     "SNRProfile",
     "SNRProfiler",
     "SNRSweep",
+    "ScheduledAdam",
     "TrainingHistory",
+    "annealed_adam",
     "fit",
+    "paper_optimizer",
+    "parameters_of",
     "snr_sweep",
+    "tensorboard",
 ]

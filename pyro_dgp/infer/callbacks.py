@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pyro_dgp._checks import check_integer
-from pyro_dgp.infer.snr_sweep import SNRPoint, SNRSweep
+from pyro_dgp.infer.sweeps import SNRPoint, SNRSweep
 
 __all__ = ["EarlyStopping", "SNRAlongTraining", "tensorboard"]
 

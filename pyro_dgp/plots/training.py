@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pyro_dgp.infer.snr_sweep import SNRSweep
+from pyro_dgp.infer.sweeps import SNRSweep
 from pyro_dgp.plots._axes import axes_of
 
 __all__ = ["snr_along_training", "training_curve"]

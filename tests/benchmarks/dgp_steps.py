@@ -29,7 +29,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from pyro_dgp import DRegIWELBO, LatentDGP, PartiallyCollapsedIWELBO
 from pyro_dgp._files import written_whole
-from pyro_dgp.infer.training import paper_optimizer
+from pyro_dgp.infer import paper_optimizer
 from pyro_dgp.memory import keep_freed_memory
 from tests.benchmarks.measure import in_turn, paired, peak_memory
 

@@ -8,9 +8,9 @@ import argparse
 import resource
 import time
 
-from pyro_dgp.experiments.paper import ESTIMATORS, encoder_sites
+from pyro_dgp.experiments.reproduce.encoders import ESTIMATORS, encoder_sites
+from pyro_dgp.experiments.reproduce.study import demo_config, some_data
 from pyro_dgp.experiments.runs import train
-from pyro_dgp.experiments.studies import demo_config, some_data
 from pyro_dgp.infer import SNRProfiler
 
 

@@ -5,7 +5,7 @@ import torch
 
 from pyro_dgp import DRegIWELBO, GaussianLikelihood, LatentDGP, fit
 from pyro_dgp.gp import likelihoods
-from pyro_dgp.infer.training import annealed_adam
+from pyro_dgp.infer import annealed_adam
 
 N = 1500
 

@@ -11,7 +11,7 @@ from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 
 from pyro_dgp import DRegIWELBO, LatentDGP, NaturalGradient, fit
-from pyro_dgp.infer.training import paper_optimizer
+from pyro_dgp.infer import paper_optimizer
 
 X = torch.linspace(-1, 1, 30, dtype=torch.float64).unsqueeze(-1)
 Y = (3 * X).sin().squeeze(-1)

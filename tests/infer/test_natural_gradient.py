@@ -8,8 +8,8 @@ from pyro.infer import SVI, TraceMeanField_ELBO
 from torch.distributions import MultivariateNormal, kl_divergence
 
 from pyro_dgp import LatentDGP, NaturalGradient, PartiallyCollapsedIWELBO, fit
+from pyro_dgp.infer import paper_optimizer
 from pyro_dgp.infer.natural_gradient import natural_step
-from pyro_dgp.infer.training import paper_optimizer
 
 X = torch.linspace(-2, 2, 40, dtype=torch.float64).unsqueeze(-1)
 Y = (2 * X).sin().squeeze(-1) + 0.3 * X.squeeze(-1).cos()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import StepLR
 
-from pyro_dgp.infer.optim import ScheduledAdam
+from pyro_dgp.infer import ScheduledAdam
 
 OPTIONS = {"lr": 0.1, "betas": (0.8, 0.9)}
 SCHEDULE = {"step_size": 2, "gamma": 0.5}

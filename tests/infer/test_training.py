@@ -8,10 +8,9 @@ import torch
 from pyro.infer import Trace_ELBO
 
 from pyro_dgp import DRegIWELBO, fit
-from pyro_dgp.infer import NonFiniteError
+from pyro_dgp.infer import NonFiniteError, paper_optimizer
 from pyro_dgp.infer.guard import non_finite
 from pyro_dgp.infer.minibatches import minibatches
-from pyro_dgp.infer.training import paper_optimizer
 
 Y = torch.arange(10.0, dtype=torch.float64) / 5
 

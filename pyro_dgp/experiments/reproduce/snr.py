@@ -8,9 +8,10 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyro_dgp._files import written_whole
-from pyro_dgp.experiments import figures, paper
+from pyro_dgp.experiments import figures
+from pyro_dgp.experiments.reproduce import encoders
+from pyro_dgp.experiments.reproduce.study import Size, Study, some_data, trained
 from pyro_dgp.experiments.runs import checkpoint_path
-from pyro_dgp.experiments.studies import Size, Study, some_data, trained
 from pyro_dgp.infer import SNRPoint, SNRSweep, snr_sweep
 
 __all__ = ["SNR_STUDIES"]
@@ -23,12 +24,12 @@ def _entries(size: Size, folder: Path, progress: bool) -> SNRSweep:
     config = size.config(size.only("datasets"), size.only("layers"))
     dgp = trained(config, folder, progress)
     _, X, y = some_data(config, 1)
-    entries = paper.random_entries(dgp, X, y)
+    entries = encoders.random_entries(dgp, X, y)
     points = []
     for K in tqdm(size.samples, disable=not progress, unit="K"):
         path = folder / f"{config.name}_entries_Q{size.draws}_K{K}.json"
         if not path.exists():
-            paper.snr_of_entries(dgp, X, y, entries, K, size.draws).save(path)
+            encoders.snr_of_entries(dgp, X, y, entries, K, size.draws).save(path)
         points += SNRSweep.load(path).points
     return SNRSweep(points)
 
@@ -51,13 +52,13 @@ def _gradients(size: Size, folder: Path, progress: bool) -> dict[str, dict[int, 
     config = size.config(size.only("datasets"), size.only("layers"))
     dgp = trained(config, folder, progress)
     _, X, y = some_data(config, 1)
-    site, index = entry = paper.strongest_weight(dgp, X, y, max(size.samples))
+    site, index = entry = encoders.strongest_weight(dgp, X, y, max(size.samples))
     what = f"{site.split('$$$')[-1]}{list(index)}"
-    draws: dict[str, dict[int, Tensor]] = {name: {} for name in paper.ESTIMATORS}
+    draws: dict[str, dict[int, Tensor]] = {name: {} for name in encoders.ESTIMATORS}
     for K in size.samples:
         path = folder / f"{config.name}_gradients_{what}_Q{size.draws}_K{K}.pt"
         if not path.exists():
-            found = paper.gradient_draws(dgp, X, y, entry, K, size.draws, progress=progress)
+            found = encoders.gradient_draws(dgp, X, y, entry, K, size.draws, progress=progress)
             with written_whole(path) as temporary:
                 torch.save(found, temporary)
         for name, values in torch.load(path, weights_only=True).items():
@@ -86,7 +87,7 @@ def _depths(size: Size, folder: Path, progress: bool) -> dict[str, dict[int, SNR
             dgp = trained(config, folder, progress)
             rows, X, y = some_data(config, size.points)
             paths = [folder / f"{config.name}_snr_row{row}.json" for row in rows]
-            found.setdefault(dataset, {})[num_layers] = paper.snr_against_K(
+            found.setdefault(dataset, {})[num_layers] = encoders.snr_against_K(
                 dgp, X, y, size.samples, size.draws, paths=paths, progress=progress
             )
     return found
@@ -96,7 +97,7 @@ def _depths_table(found: dict[str, dict[int, SNRSweep]]) -> list[str]:
     lines = []
     for dataset, by_depth in found.items():
         for num_layers, sweep in by_depth.items():
-            for name in paper.ESTIMATORS:
+            for name in encoders.ESTIMATORS:
                 points = sweep.select(estimator=name, group="encoder")
                 snr = "  ".join(f"K={p.K}: {p.snr:.4f}" for p in points)
                 lines.append(
@@ -144,8 +145,8 @@ def _along_training(
                 dgp = trained(at, folder, progress)
                 before = checkpoint
                 sweep = snr_sweep(
-                    dgp.model, dgp.guide, (X, y), paper.ESTIMATORS, size.samples,
-                    groups={"encoder": paper.encoder_sites(dgp, X, y)}, num_draws=size.draws,
+                    dgp.model, dgp.guide, (X, y), encoders.ESTIMATORS, size.samples,
+                    groups={"encoder": encoders.encoder_sites(dgp, X, y)}, num_draws=size.draws,
                     path=folder / f"{at.name}_batch_snr.json", progress=progress,
                 )  # fmt: skip
                 found[dataset][step] += sweep.points
@@ -156,7 +157,7 @@ def _along_training_table(found: dict[str, dict[int, list[SNRPoint]]]) -> list[s
     lines = [f"{'data set':<10} {'step':>7} {'estimator':<9} {'SNR by seed'}"]
     for dataset, by_step in found.items():
         for step, points in by_step.items():
-            for name in paper.ESTIMATORS:
+            for name in encoders.ESTIMATORS:
                 snr = "  ".join(f"{p.snr:.4f}" for p in points if p.estimator == name)
                 lines.append(f"{dataset:<10} {step:>7} {name:<9} {snr}")
     return lines

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from pyro_dgp.experiments import datasets, figures
+from pyro_dgp.experiments.many_runs import sweep
+from pyro_dgp.experiments.reproduce.log_likelihoods import FORMATS, table1
+from pyro_dgp.experiments.reproduce.study import Size, Study, some_rows, trained
 from pyro_dgp.experiments.runs import RunConfig, load_data
-from pyro_dgp.experiments.studies import Size, Study, some_rows, trained
-from pyro_dgp.experiments.sweep import sweep
-from pyro_dgp.experiments.table1 import FORMATS, table1
 from pyro_dgp.gp import PredictiveMixture
 
 __all__ = ["PREDICTION_STUDIES", "by_split"]

@@ -6,8 +6,8 @@ import pyro
 import pytest
 from joblib.externals.loky import get_reusable_executor
 
+from pyro_dgp.experiments.many_runs import sweep
 from pyro_dgp.experiments.runs import RunConfig, record_path
-from pyro_dgp.experiments.sweep import sweep
 
 DATA = Path(__file__).parents[1] / "data"
 CONFIGS = [

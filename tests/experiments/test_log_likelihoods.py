@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import norm, rankdata
 
 from pyro_dgp import cli
-from pyro_dgp.experiments.table1 import read_evaluations, table1
+from pyro_dgp.experiments.reproduce.log_likelihoods import read_evaluations, table1
 
 PUBLISHED = Path(__file__).parents[1] / "data" / "table1_test_log_likelihood.csv"
 
