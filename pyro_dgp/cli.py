@@ -1,29 +1,34 @@
 """The command line: the commands of the study here, those for one's own table in ``table``."""
 
 import argparse
+import json
 import sys
-from dataclasses import fields, replace
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from pyro_dgp import __version__
 from pyro_dgp._checks import check_integer
+from pyro_dgp._options import add_options, given_options
 from pyro_dgp.experiments import datasets, uci
 from pyro_dgp.experiments.reproduce import STUDIES, demo_config, some_data, trained
 from pyro_dgp.experiments.reproduce.log_likelihoods import FORMATS, read_evaluations, table1
+from pyro_dgp.experiments.reproduce.study import Size
 from pyro_dgp.experiments.runs import (
-    LIKELIHOODS,
-    LOSSES,
     RunConfig,
     checkpoint_path,
     load_record,
     record_path,
     run,
 )
-from pyro_dgp.gp.kernels import KERNELS
 from pyro_dgp.memory import keep_freed_memory
 from pyro_dgp.table.commands import add_evaluate, add_fit, add_plot, add_predict, add_report
 
 __all__ = ["main"]
+
+# What `demo` and `snr` train unless told otherwise.
+_DEMO = {"num_layers": 1, "K": 10, "num_steps": 1500, "lr": 0.05}
+_SNR = {"num_layers": 2, "K": 10, "num_steps": 2000, "lr": 0.02}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -55,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _demo(args: argparse.Namespace) -> int:
     figures = None if args.no_figure else _figures()
-    return _run(args, replace(_demo_config(args), noise_variance=0.1), figures)
+    return _run(args, replace(_demo_config(args, _DEMO), noise_variance=0.1), figures)
 
 
 def _figures():
@@ -70,9 +75,10 @@ def _figures():
     return figures
 
 
-def _demo_config(args: argparse.Namespace) -> RunConfig:
-    config = demo_config(args.steps, args.layers, args.K, args.lr)
-    return replace(config, seed=args.seed, dtype=args.dtype)
+def _demo_config(args: argparse.Namespace, defaults: dict) -> RunConfig:
+    options = defaults | given_options(args, RunConfig)
+    own = {name: options.pop(name) for name in defaults}
+    return replace(demo_config(**own), **options)
 
 
 def _snr(args: argparse.Namespace) -> int:
@@ -87,7 +93,7 @@ def _snr(args: argparse.Namespace) -> int:
     figures = None if args.no_figure else _figures()
     progress = not args.quiet
     if args.record is None:
-        config, source = _demo_config(args), folder
+        config, source = _demo_config(args, _SNR), folder
     else:
         config, source = load_record(args.record)[0], Path(args.record).parent
         if not checkpoint_path(config, source).exists():
@@ -132,8 +138,7 @@ def _save_figure(figure, image: Path) -> None:
 
 def _reproduce(args: argparse.Namespace) -> int:
     study = STUDIES[args.what]
-    given = {f.name: getattr(args, f.name) for f in fields(study.size)}
-    given = {n: tuple(v) if isinstance(v, list) else v for n, v in given.items() if v is not None}
+    given = given_options(args, Size)
     published = _published(args)
     if published is not None and not given:
         print(published)
@@ -206,29 +211,16 @@ def _check_folder(folder: Path) -> None:
 
 
 def _train(args: argparse.Namespace) -> int:
-    config = RunConfig(
-        args.dataset,
-        split=args.split,
-        seed=args.seed,
-        loss=args.loss,
-        K=args.K,
-        num_layers=args.layers,
-        latent_dim=args.latent_dim,
-        likelihood=args.likelihood,
-        kernel=args.kernel,
-        schedule=args.schedule,
-        learned_qz=not args.fixed_qz,
-        num_steps=args.steps,
-        batch_size=args.batch_size,
-        lr=args.lr,
-        natural_lr=args.natural_lr,
-        mixing=args.mixing,
-        dtype=args.dtype,
-        device=args.device,
-        num_test_samples=args.test_samples,
-        num_evaluations=args.evaluations,
-    )
-    return _run(args, config, None)
+    given = {"dataset": args.dataset} | given_options(args, RunConfig)
+    if args.config is None:
+        return _run(args, RunConfig(**given), None)
+    try:
+        options = json.loads(Path(args.config).read_text())
+        return _run(args, RunConfig(**(options.get("config", options) | given)), None)
+    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, TypeError) as error:
+        raise ValueError(
+            f"--config {args.config}: no options of a run in JSON ({error})."
+        ) from error
 
 
 def _run(args: argparse.Namespace, config: RunConfig, figures) -> int:
@@ -268,6 +260,10 @@ def _parser() -> argparse.ArgumentParser:
         description="Latent-variable deep Gaussian processes with importance-weighted bounds.",
     )
     parser.add_argument("--version", action="version", version=f"pyro_dgp {__version__}")
+    with suppress(ImportError):
+        import shtab
+
+        shtab.add_argument_to(parser, help="print a script that completes commands in a shell")
     commands = parser.add_subparsers(required=True, metavar="command")
     for add in (
         add_fit,
@@ -295,7 +291,8 @@ def _add_demo(commands) -> None:
     )
     demo.set_defaults(command=_demo)
     demo.add_argument("--no-figure", action="store_true", help="draw nothing")
-    _common(demo, layers=1, K=10, steps=1500, lr=0.05)
+    add_options(demo, RunConfig, [*_DEMO, "dtype", "seed"], **_DEMO)
+    _add_output(demo)
 
 
 def _add_train(commands) -> None:
@@ -307,44 +304,12 @@ def _add_train(commands) -> None:
     )
     train.set_defaults(command=_train)
     train.add_argument("dataset", help=f"one of {', '.join(datasets.names())}")
-    train.add_argument("--split", type=int, default=0, help="train-test split (default 0)")
-    train.add_argument("--loss", choices=LOSSES, default="dreg", help="default dreg")
-    train.add_argument("--latent-dim", type=int, default=1, help="dimension of z (default 1)")
     train.add_argument(
-        "--likelihood",
-        choices=LIKELIHOODS,
-        default="gaussian",
-        help="of the targets (default gaussian: noise of one variance)",
-    )
-    train.add_argument(
-        "--kernel", choices=tuple(KERNELS), default="rbf", help="of all layers (default rbf)"
-    )
-    train.add_argument(
-        "--schedule",
-        choices=("steps", "cosine"),
-        default="steps",
-        help="of the learning rate: the paper's (default), or half a cosine, for few steps",
-    )
-    train.add_argument("--fixed-qz", action="store_true", help="fix q(z) to the prior")
-    train.add_argument("--batch-size", type=int, default=64, help="default 64")
-    train.add_argument(
-        "--mixing",
-        choices=("published", "principal"),
-        default="published",
-        help="mixing matrix of the hidden layers (default: that of the published numbers)",
-    )
-    train.add_argument("--device", default="cpu", help="torch device (default cpu)")
-    train.add_argument(
-        "--natural-lr",
-        type=float,
-        default=0.0,
-        help="step of natural gradients for the last layer, 0.01 in the paper (default 0: Adam)",
-    )
-    train.add_argument("--test-samples", type=int, default=10_000, help="default 10000")
-    train.add_argument(
-        "--evaluations", type=int, default=1, help="of the test log-likelihood; 10 in the paper"
-    )
-    _common(train, layers=2, K=50, steps=3000, lr=0.005)
+        "--config", metavar="FILE",
+        help="JSON file with options, or a record of another run; those given here come first",
+    )  # fmt: skip
+    add_options(train, RunConfig)
+    _add_output(train)
 
 
 def _add_snr(commands) -> None:
@@ -371,7 +336,8 @@ def _add_snr(commands) -> None:
         default=[1, 5, 10, 20, 50, 100],
         help="importance samples to profile (default 1 5 10 20 50 100)",
     )
-    _common(snr, layers=2, K=10, steps=2000, lr=0.02)
+    add_options(snr, RunConfig, [*_SNR, "dtype", "seed"], **_SNR)
+    _add_output(snr)
 
 
 def _add_reproduce(commands) -> None:
@@ -386,28 +352,8 @@ def _add_reproduce(commands) -> None:
     )
     reproduce.set_defaults(command=_reproduce)
     reproduce.add_argument("what", choices=tuple(STUDIES))
-    for option, kind, many, text in (
-        ("--datasets", str, True, "data sets"),
-        ("--layers", int, True, "depths of the models"),
-        ("--steps", int, False, "training steps of each model"),
-        ("--lr", float, False, "Adam's initial learning rate"),
-        ("--train-K", int, False, "importance samples in training"),
-        ("--points", int, False, "training points to average over"),
-        ("--draws", int, False, "gradients per estimate"),
-        ("--samples", int, True, "importance samples to profile"),
-        ("--seeds", int, False, "models of each kind"),
-        ("--splits", int, False, "train-test splits (table1, figures 4 and 6)"),
-        ("--test-samples", int, False, "samples per test row"),
-        ("--evaluations", int, False, "estimates of a model's test log-likelihood"),
-        ("--jobs", int, False, "runs at a time; -1 for one a core (table1, figures 4 and 6)"),
-    ):
-        reproduce.add_argument(option, type=kind, nargs="+" if many else None, help=text)
-    reproduce.add_argument(
-        "--schedule",
-        choices=("steps", "cosine"),
-        help="of the learning rate: the paper's (default), or half a cosine, for few steps",
-    )
-    reproduce.add_argument("--dtype", choices=("float32", "float64"), help="default float64")
+    # They depend on the study.
+    add_options(reproduce, Size, **dict.fromkeys(vars(Size())))
     reproduce.add_argument(
         "--published",
         metavar="FILE",
@@ -425,9 +371,8 @@ def _add_reproduce(commands) -> None:
         help="with --published: leave out splits more than so many standard deviations from the "
         "mean (2 in the paper's text)",
     )
-    reproduce.add_argument("--output", default="results", help="folder to use (default results)")
     reproduce.add_argument("--no-figure", action="store_true", help="draw nothing")
-    reproduce.add_argument("--quiet", action="store_true", help="no progress bar")
+    _add_output(reproduce)
 
 
 def _add_data(commands) -> None:
@@ -445,17 +390,7 @@ def _add_data(commands) -> None:
     data.add_argument("--quiet", action="store_true", help="no progress bar")
 
 
-def _common(parser, layers: int, K: int, steps: int, lr: float) -> None:
-    parser.add_argument(
-        "--layers", type=int, default=layers, help=f"number of GP layers (default {layers})"
-    )
-    parser.add_argument("--K", type=int, default=K, help=f"importance samples (default {K})")
-    parser.add_argument("--steps", type=int, default=steps, help=f"default {steps}")
-    parser.add_argument("--lr", type=float, default=lr, help=f"learning rate (default {lr})")
-    parser.add_argument(
-        "--dtype", choices=("float32", "float64"), default="float64", help="default float64"
-    )
-    parser.add_argument("--seed", type=int, default=None, help="default: the split's number")
+def _add_output(parser) -> None:
     parser.add_argument("--output", default="results", help="folder to write to (default results)")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
 

@@ -1,9 +1,12 @@
+import argparse
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from pyro_dgp import cli
+from pyro_dgp._options import add_options, given_options
 from pyro_dgp.experiments import figures, runs
 from pyro_dgp.infer import SNRSweep
 
@@ -308,3 +311,66 @@ def test_data_sets_are_listed_and_checked(monkeypatch, tmp_path, capsys):
     (tmp_path / "solar.csv.gz").write_bytes(b"x")
     assert cli.main(["data"]) == 2
     assert "wrong: " in capsys.readouterr().out
+
+
+def test_options_are_those_of_the_configuration():
+    @dataclass
+    class Config:
+        """What there is.
+
+        :param str name: Has no default, and is no option.
+        :param int num_steps: Steps, see :meth:`~a.b.method`
+            for 10% of ``them``.
+        :param float lr: A rate; none.
+        :param tuple sizes: Several.
+        :param bool wide: Whether.
+        :param str kind: Of it.
+        """
+
+        name: str
+        num_steps: int = 3
+        lr: float | None = None
+        sizes: tuple[int, ...] = (1, 2)
+        wide: bool = False
+        kind: str = field(default="a", metadata={"choices": ("a", "b")})
+
+    parser = argparse.ArgumentParser()
+    add_options(parser, Config, num_steps=7)
+    text = " ".join(parser.format_help().split())
+    assert "--steps STEPS Steps, see method for 10% of them (default 7)" in text
+    assert "--sizes SIZES [SIZES ...] Several (default 1 2)" in text
+    assert given_options(parser.parse_args([]), Config) == {}
+    arguments = ["--steps", "5", "--lr", "0.5", "--sizes", "4", "5", "--wide", "--kind", "b"]
+    expected = {"num_steps": 5, "lr": 0.5, "sizes": (4, 5), "wide": True, "kind": "b"}
+    assert given_options(parser.parse_args(arguments), Config) == expected
+    assert given_options(parser.parse_args(["--no-wide"]), Config) == {"wide": False}
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--kind", "c"])
+
+
+def test_options_from_a_file(tmp_path, capsys):
+    path = tmp_path / "options.json"
+    train = ["train", "demo", "--quiet", "--output", str(tmp_path), "--config", str(path)]
+    path.write_text('{"K": 2, "num_steps": 2, "num_layers": 1, "num_test_samples": 5}')
+    assert cli.main([*train, "--K", "3"]) == 0
+    (record,) = tmp_path.glob("demo*.json")
+    config = json.loads(record.read_text())["config"]
+    assert (config["K"], config["num_steps"], config["num_layers"]) == (3, 2, 1)
+    # A record has its run's options.
+    again = [*train[:-1], str(record), "--steps", "1", "--output", str(tmp_path / "again")]
+    assert cli.main(again) == 0
+    (other,) = (tmp_path / "again").glob("*.json")
+    assert json.loads(other.read_text())["config"] == config | {"num_steps": 1}
+    for wrong in ("[1]", '{"num_step": 1}', "K = 2"):
+        path.write_text(wrong)
+        capsys.readouterr()
+        assert cli.main(train) == 2
+        assert f"--config {path}: no options of a run" in capsys.readouterr().err
+
+
+def test_completion_of_a_shell(capsys):
+    pytest.importorskip("shtab")
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--print-completion", "bash"])
+    assert end.value.code == 0
+    assert "_shtab_pyro_dgp" in capsys.readouterr().out

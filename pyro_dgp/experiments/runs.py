@@ -4,7 +4,7 @@ import json
 import math
 import platform
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +57,11 @@ LOSSES = ("dreg", "reg", "vi")
 LIKELIHOODS = ("gaussian", "heteroscedastic", "student_t", "rounded", "zero_inflated")
 
 
+def _one_of(choices: tuple[str, ...]):
+    """A field whose default is the first of its choices."""
+    return field(default=choices[0], metadata={"choices": choices})
+
+
 @dataclass(frozen=True)
 class RunConfig:
     """What a run is; the defaults are the paper's, but for two things.
@@ -66,18 +71,19 @@ class RunConfig:
 
     :param str dataset: One of :func:`~pyro_dgp.experiments.datasets.names`.
     :param int split: The train-test split.
-    :param int seed: Of initial values, batches and draws; None for the split's number.
-    :param str loss: "dreg", "reg", or "vi" for doubly stochastic VI (``TraceMeanField_ELBO``).
+    :param int seed: Of initial values, batches and draws (the split's number if there is none).
+    :param str loss: The bound with the doubly reparameterised gradient ("dreg") or the ordinary one
+        ("reg"), or doubly stochastic VI ("vi", ``TraceMeanField_ELBO``).
     :param int K: Importance samples; "vi" does not use it.
     :param int num_layers: GP layers.
     :param int latent_dim: Dimension of z, 0 for a plain deep GP.
-    :param bool learned_qz: Learn q(z | x, y); False fixes it to the prior.
+    :param bool learned_qz: Learn q(z | x, y), or fix it to the prior.
     :param int num_inducing: Inducing inputs a layer.
-    :param str likelihood: One of ``LIKELIHOODS``.
+    :param str likelihood: Of the targets; "gaussian" has noise of one variance.
     :param float noise_variance: Initial noise variance of the Gaussian likelihood.
     :param float noise_scale: Of "heteroscedastic", see
         :class:`~pyro_dgp.gp.likelihoods.HeteroscedasticGaussian`.
-    :param str kernel: "rbf", "matern12", "matern32" or "matern52".
+    :param str kernel: Of all layers.
     :param int num_steps: Gradient steps.
     :param int batch_size: Minibatch size.
     :param float lr: Adam's initial learning rate.
@@ -85,10 +91,11 @@ class RunConfig:
         paper; 0 for Adam there, too.
     :param float lr_decay: Factor of both every ``lr_decay_steps`` steps.
     :param int lr_decay_steps: See ``lr_decay``.
-    :param str schedule: "steps", the paper's, with ``lr_decay``; or "cosine", for few steps, see
-        :func:`~pyro_dgp.infer.training.annealed_adam`.
-    :param str mixing: "published" or "principal", see :meth:`~pyro_dgp.gp.LatentDGP.from_data`.
-    :param str dtype: "float64" or "float32".
+    :param str schedule: Of the learning rate: the paper's, "steps", with ``lr_decay``; or half a
+        "cosine", for few steps (:func:`~pyro_dgp.infer.annealed_adam`).
+    :param str mixing: Mixing matrix of the hidden layers, "published" for that of the published
+        numbers; see :meth:`~pyro_dgp.gp.LatentDGP.from_data`.
+    :param str dtype: Of data and parameters.
     :param str device: A torch device.
     :param int num_test_samples: Samples per test row.
     :param int num_evaluations: Estimates of the test log-likelihood; ten in the paper.
@@ -97,25 +104,25 @@ class RunConfig:
     dataset: str
     split: int = 0
     seed: int | None = None
-    loss: str = "dreg"
+    loss: str = _one_of(LOSSES)
     K: int = 50
     num_layers: int = 2
     latent_dim: int = 1
     learned_qz: bool = True
     num_inducing: int = 128
-    likelihood: str = "gaussian"
+    likelihood: str = _one_of(LIKELIHOODS)
     noise_variance: float = 0.01
     noise_scale: float = 0.25
-    kernel: str = "rbf"
+    kernel: str = _one_of(tuple(KERNELS))
     num_steps: int = 3000
     batch_size: int = 64
     lr: float = 0.005
     natural_lr: float = 0.0
     lr_decay: float = 0.98
     lr_decay_steps: int = 1000
-    schedule: str = "steps"
-    mixing: str = "published"
-    dtype: str = "float64"
+    schedule: str = _one_of(("steps", "cosine"))
+    mixing: str = _one_of(("published", "principal"))
+    dtype: str = _one_of(("float64", "float32"))
     device: str = "cpu"
     num_test_samples: int = 10_000
     num_evaluations: int = 1
@@ -129,15 +136,10 @@ class RunConfig:
             ("num_evaluations", 1),
         ):
             check_integer(name, getattr(self, name), minimum)
-        for name, value, choices in (
-            ("loss", self.loss, LOSSES),
-            ("likelihood", self.likelihood, LIKELIHOODS),
-            ("kernel", self.kernel, tuple(KERNELS)),
-            ("dtype", self.dtype, ("float32", "float64")),
-            ("schedule", self.schedule, ("steps", "cosine")),
-        ):
-            if value not in choices:
-                raise ValueError(f"{name} must be one of {', '.join(choices)}, not '{value}'.")
+        for f in fields(self):
+            value, choices = getattr(self, f.name), f.metadata.get("choices")
+            if choices and value not in choices:
+                raise ValueError(f"{f.name} must be one of {', '.join(choices)}, not '{value}'.")
         if not 0 < self.noise_scale < math.inf:
             raise ValueError(f"noise_scale must be positive, but it is {self.noise_scale}.")
         if self.schedule == "cosine" and self.natural_lr:
@@ -147,10 +149,10 @@ class RunConfig:
     def name(self) -> str:
         """A file name's stem that tells runs apart: split, loss and K, and what is no default."""
         stem = f"{self.dataset}_split{self.split}_{self.loss}_K{self.K}"
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name not in ("dataset", "split", "loss", "K") and value != field.default:
-                stem += f"_{field.name}={value}"
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if f.name not in ("dataset", "split", "loss", "K") and value != f.default:
+                stem += f"_{f.name}={value}"
         return stem
 
     @property

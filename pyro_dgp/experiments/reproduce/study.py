@@ -26,25 +26,26 @@ class Size:
     :param tuple datasets: Names of data sets.
     :param tuple layers: Depths of the models.
     :param int steps: Training steps of each model, with DReG.
-    :param float lr: Adam's initial learning rate; None for the data set's own.
-    :param str schedule: "steps" or "cosine"; None for the data set's own.
+    :param float lr: Adam's initial learning rate (the data set's own if there is none).
+    :param str schedule: Of the learning rate: the paper's, "steps", or half a "cosine", for few
+        steps (the data set's own if there is none).
     :param int train_K: Importance samples in training.
     :param int points: Training points to average over.
     :param int draws: Gradients per estimate.
     :param tuple samples: Importance samples to profile.
     :param int seeds: Models of each kind, trained from other initial values.
-    :param int splits: Train-test splits, from the first one on.
+    :param int splits: Train-test splits, from the first one on, in studies of predictions.
     :param int test_samples: Samples per test row.
     :param int evaluations: Estimates of a model's test log-likelihood.
     :param int jobs: Runs at a time, in studies of many splits; -1 for one a core.
-    :param str dtype: "float64" or "float32".
+    :param str dtype: Of data and parameters.
     """
 
     datasets: tuple[str, ...] = ("demo",)
     layers: tuple[int, ...] = (2,)
     steps: int = 2000
     lr: float | None = None
-    schedule: str | None = None
+    schedule: str | None = field(default=None, metadata={"choices": ("steps", "cosine")})
     train_K: int = 10
     points: int = 10
     draws: int = 1000
@@ -54,7 +55,7 @@ class Size:
     test_samples: int = 10_000
     evaluations: int = 10
     jobs: int = 1
-    dtype: str = "float64"
+    dtype: str = field(default="float64", metadata={"choices": ("float64", "float32")})
 
     def __post_init__(self) -> None:
         for name, least in (
