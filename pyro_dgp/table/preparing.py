@@ -17,6 +17,8 @@ from pyro_dgp.table.shared import note, rows_to_score, rows_with_targets, table_
 
 __all__ = ["Prepared", "prepared"]
 
+# Rows held out may have equals in training by chance, as small numbers do, but not so many.
+_MANY_COPIES = 0.1
 # Of a target that a logarithm would become: its skewness, and the rows that it takes to tell.
 _SKEWED, _ROWS_FOR_SKEWNESS = 2.0, 30
 
@@ -63,7 +65,7 @@ def prepared(args: argparse.Namespace) -> Prepared:
         )
     if columns.constant:
         note([f"Left out, as they do not vary: {', '.join(columns.constant)}."])
-    note(_hints(args, columns, y))
+    note([*_hints(args, columns, y), *_copies(columns, rows, held_out)])
     facts = _facts(args, columns, names, len(X), len(held_out))
     return Prepared(columns, X, y, weights, held_out, facts)
 
@@ -141,6 +143,19 @@ def _hints(args: argparse.Namespace, columns: Columns, y: np.ndarray) -> list[st
     return [
         f"'{columns.targets[0]}' is positive and has a long tail: --transform log models its "
         "logarithm, and no interval reaches below 0."
+    ]
+
+
+def _copies(columns: Columns, train: pd.DataFrame, held_out: pd.DataFrame) -> list[str]:
+    """On rows held out that training sees, too, as in tables with copies."""
+    names = [*columns.used, *columns.targets]
+    seen = pd.util.hash_pandas_object(train[names], index=False)
+    same = pd.util.hash_pandas_object(held_out[names], index=False).isin(seen)
+    if not same.mean() > _MANY_COPIES:
+        return []
+    return [
+        f"{same.sum()} of {len(same)} rows held out have an equal among the training rows: scores "
+        "of them flatter. Leave out copies, or give rows of another time by --test."
     ]
 
 

@@ -591,3 +591,14 @@ def test_a_long_tail_is_hinted_at_and_modelled(capsys, tmp_path):
     assert "1 of 80 are not (the smallest is 0)" in capsys.readouterr().err
     assert main([*predict, "--output", str(tmp_path / "p.csv")]) == 0
     assert pd.read_csv(tmp_path / "p.csv")["log_density"][3] == -np.inf
+
+
+def test_copies_of_rows_are_noticed(capsys, tmp_path):
+    frame = pd.concat([table(40)] * 2)
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    fit = ["fit", str(tmp_path / "t.csv"), "--target", "price", *QUICK, "--output"]
+    assert main([*fit, str(tmp_path / "m.pt")]) == 0
+    assert re.search(r"\d of 8 rows held out have an equal among", capsys.readouterr().err)
+    table(40).to_csv(tmp_path / "t.csv", index=False)
+    assert main([*fit, str(tmp_path / "m.pt"), "--test-fraction", "0"]) == 0
+    assert "equal" not in capsys.readouterr().err
