@@ -25,6 +25,14 @@ def _clean_state():
 
 
 @pytest.fixture
+def few_trees(monkeypatch):
+    """Twenty trees, not 200, and ten rounds of boosting: for tests of all but what they learn."""
+    features = pytest.importorskip("pyro_dgp.sklearn.features")
+    monkeypatch.setattr(features, "NUM_TREES", 20)
+    monkeypatch.setitem(features._BOOSTING, "max_iter", 10)
+
+
+@pytest.fixture
 def ctrl_c_at(monkeypatch):
     """Has Ctrl-C pressed in the n-th training step from then on; returns the growing steps."""
 

@@ -22,7 +22,7 @@ from pyro_dgp.sklearn import features as features_module
 from pyro_dgp.sklearn.features import BoostingFeatures, CrossFittedFeatures, features_of
 from pyro_dgp.sklearn.members import Fold
 from pyro_dgp.sklearn.pool import likeliest_width, spread, stacking_weights
-from tests.test_sklearn import WHOLE, data
+from tests.test_sklearn import SMALL, WHOLE, data
 
 
 def whole(**options):
@@ -141,7 +141,7 @@ def test_no_outcome_is_impossible(digits):
     assert whole(pool=False).fit(X, y)._pool.counts(500) == {"dgp": 500, "normal": 0}
 
 
-def test_rounded_targets_are_found():
+def test_rounded_targets_are_found(few_trees):
     X, y = data(80)
     model = whole().fit(X, np.round(3 * y) / 2)
     assert model.likelihood_ == "rounded"
@@ -159,10 +159,10 @@ def test_rounded_targets_are_found():
      {"likelihood": "gamma"}, {"likelihood": "zero_inflated"}, {"dtype": "float32"}],
 )  # fmt: skip
 @pytest.mark.parametrize("num_outputs", [None, 2])
-def test_model_files_are_the_model(options, num_outputs, tmp_path):
+def test_model_files_are_the_model(options, num_outputs, tmp_path, few_trees):
     X, y = data(30, num_outputs=num_outputs)
     y = np.abs(y) + 0.1 if options.get("likelihood") == "gamma" else y
-    model = whole(num_steps=4, **options).fit(X, y)
+    model = whole(**SMALL | options).fit(X, y)
     model.save(tmp_path / "m.pt")
     loaded = LatentDGPRegressor.load(tmp_path / "m.pt")
     some = slice(10)
@@ -233,7 +233,7 @@ def test_random_regressors_are_seeded():
     assert np.array_equal(one, two)
 
 
-def test_rows_without_weight_are_not_there():
+def test_rows_without_weight_are_not_there(few_trees):
     X, y = data(60)
     w = np.ones(60)
     w[40:] = 0
@@ -257,7 +257,7 @@ def test_weights_count():
         assert model.predict(X).mean() == pytest.approx(0.1, abs=0.06)
 
 
-def test_a_time_limit_is_kept_and_told():
+def test_a_time_limit_is_kept_and_told(few_trees):
     X, y = data(60)
     with pytest.warns(ConvergenceWarning, match="leaves time for .* of 100000 steps"):
         model = whole(num_steps=100_000, time_limit=5.0).fit(X, y)
@@ -278,7 +278,7 @@ class Clock:
         return self.now
 
 
-def test_an_interrupted_fit_keeps_its_plan(tmp_path, ctrl_c_at, monkeypatch):
+def test_an_interrupted_fit_keeps_its_plan(tmp_path, ctrl_c_at, monkeypatch, few_trees):
     X, y = data(60)
     clock = Clock()
     for module in (base, regressor, schedule):
@@ -296,7 +296,7 @@ def test_an_interrupted_fit_keeps_its_plan(tmp_path, ctrl_c_at, monkeypatch):
     assert len(again.checkpoints()) == 6  # fits and the plan
 
 
-def test_folds_that_are_late_say_nothing(monkeypatch):
+def test_folds_that_are_late_say_nothing(monkeypatch, few_trees):
     X, y = data(60)
     monkeypatch.setattr(schedule, "_planned", lambda *args: (50, None))
     with pytest.warns(ConvergenceWarning, match="ended 5 fits before that"):
@@ -314,12 +314,12 @@ def test_processes_make_the_same_model():
 
 
 @pytest.mark.parametrize("likelihood", ["heteroscedastic", "gaussian"])
-def test_few_rows_and_many_columns(likelihood):
+def test_few_rows_and_many_columns(likelihood, few_trees):
     rng = np.random.default_rng(0)
     for shape in ((10, 3), (100, 300), (60, 2)):
         X = rng.normal(size=shape) if shape[0] != 60 else rng.integers(0, 2, shape) * 1.0
         y = rng.normal(size=shape[0])
-        model = whole(likelihood=likelihood, num_steps=3).fit(X, y)
+        model = whole(likelihood=likelihood, num_steps=2).fit(X, y)
         assert np.isfinite(model.crps(X, y)).all()
         assert np.isfinite(model.log_density(X, y)).all()
 
