@@ -26,8 +26,10 @@ def _clean_state():
 
 @pytest.fixture
 def few_trees(monkeypatch):
-    """Twenty trees, not 200, and ten rounds of boosting: for tests of all but what they learn."""
+    """Twenty trees, ten rounds of boosting and 20 samples to choose a pool by, where it matters
+    little what is learned."""
     features = pytest.importorskip("pyro_dgp.sklearn.features")
+    monkeypatch.setattr("pyro_dgp.sklearn.schedule._NUM_SAMPLES", 20)
     monkeypatch.setattr(features, "NUM_TREES", 20)
     monkeypatch.setitem(features._BOOSTING, "max_iter", 10)
 

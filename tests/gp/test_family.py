@@ -111,10 +111,11 @@ def test_training_lowers_the_loss_and_predicts(name, num_outputs, dtype):
     X, y = data(name, num_outputs=num_outputs, dtype=dtype)
     given = covariates(name, y)
     dgp = small(name, X, y)
-    svi = SVI(dgp.model, dgp.guide, pyro.optim.Adam({"lr": 0.02}), loss=DRegIWELBO(K=3))
-    losses = torch.tensor([svi.step(X, y, **given) for _ in range(25)])
+    loss = DRegIWELBO(K=3, num_particles=4)
+    svi = SVI(dgp.model, dgp.guide, pyro.optim.Adam({"lr": 0.02}), loss=loss)
+    losses = torch.tensor([svi.step(X, y, **given) for _ in range(15)])
     assert losses.isfinite().all()
-    assert losses[-5:].mean() < losses[:5].mean()
+    assert losses[-4:].mean() < losses[:4].mean()
     assert {p.dtype for p in dgp.parameters()} == {dtype}
     assert all(p.grad is None or p.grad.isfinite().all() for p in dgp.parameters())
     p = dgp.predict(X, 9, **given)
@@ -134,9 +135,9 @@ def test_one_sample_is_doubly_stochastic_vi(name, estimator, rows):
     given = {k: v[:rows] for k, v in covariates(name, y).items()}
     dgp = small(name, X, y)
     args = dgp.model, dgp.guide, X[:rows], y[:rows]
-    ours, pyros = estimator(K=1, num_particles=20), TraceMeanField_ELBO()
-    a = torch.tensor([ours.loss(*args, **given) for _ in range(20)])
-    b = torch.tensor([pyros.loss(*args, **given) for _ in range(80)])
+    ours = estimator(K=1, num_particles=20)
+    pyros = TraceMeanField_ELBO(num_particles=20, vectorize_particles=True, max_plate_nesting=1)
+    a, b = (torch.tensor([e.loss(*args, **given) for _ in range(20)]) for e in (ours, pyros))
     assert agree(a, b)
 
 
@@ -154,9 +155,9 @@ def test_both_estimators_have_one_expectation(name):
     dgp = small(name, X, y, encoder_widths=(3,), num_gps=1)
     X, y = X[:4], y[:4]
     given = covariates(name, y)
-    a = gradients(dgp, PartiallyCollapsedIWELBO(K=4, num_particles=40), X, y, given, 60)
-    b = gradients(dgp, DRegIWELBO(K=4, num_particles=40), X, y, given, 60)
-    # Of some 150 scores, with 60 draws each, the largest is expected near 2.9.
+    a = gradients(dgp, PartiallyCollapsedIWELBO(K=4, num_particles=40), X, y, given, 40)
+    b = gradients(dgp, DRegIWELBO(K=4, num_particles=40), X, y, given, 40)
+    # Of some 150 scores, with 40 draws each, the largest is expected near 3.
     assert agree(a, b, 4.5)
 
 

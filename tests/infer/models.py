@@ -54,6 +54,7 @@ class Case:
     :param dict init: Values of the parameters by their names in the param store.
     :param bool iid: The M estimates in one evaluation are independent: no global draw and no
         subsample that they share.
+    :param bool shared: They share a subsample or a dropout mask.
     """
 
     model: object
@@ -62,6 +63,7 @@ class Case:
     init: dict
     args: tuple = ()
     iid: bool = True
+    shared: bool = False
 
     def setup(self) -> dict[str, Tensor]:
         """Fills an empty param store; returns the unconstrained parameters."""
@@ -121,7 +123,9 @@ def vae(subsample_size=None) -> Case:
         log_w = Normal(p["theta"], 1.0).log_prob(z) + Normal(z, p["log_s"].exp()).log_prob(y)
         return expectation(log_w - q.log_prob(z), weights, mean)
 
-    return Case(model, guide, exact, VAE_INIT, (Y,), iid=subsample_size is None)
+    return Case(
+        model, guide, exact, VAE_INIT, (Y,), iid=not subsample_size, shared=bool(subsample_size)
+    )
 
 
 # A global latent that the guide of the local ones reads
@@ -158,7 +162,7 @@ def with_global(subsample_size=None) -> Case:
         local = expectation(log_w, weights, mean)
         return local - kl_divergence(q_mu, Normal(0.0, 1.0))
 
-    return Case(model, guide, exact, GLOBAL_INIT, (Y,), iid=False)
+    return Case(model, guide, exact, GLOBAL_INIT, (Y,), iid=False, shared=bool(subsample_size))
 
 
 # A hierarchical guide
@@ -254,7 +258,9 @@ def grouped(subsample_size=None) -> Case:
         log_w = log_w + Normal(z, p["log_s"].exp()).log_prob(y.reshape(2, 2, 1, 1)).sum(0)
         return expectation(log_w, weights, mean)
 
-    return Case(model, guide, exact, VAE_INIT, (y,), iid=subsample_size is None)
+    return Case(
+        model, guide, exact, VAE_INIT, (y,), iid=not subsample_size, shared=bool(subsample_size)
+    )
 
 
 # Only global latents
@@ -282,7 +288,7 @@ def only_global(subsample_size=None) -> Case:
         local = (Normal(mu, p["log_s"].exp()).log_prob(Y).sum(-1) * weights).sum()
         return local - kl_divergence(q_mu, Normal(0.0, 1.0))
 
-    return Case(model, guide, exact, REGRESSION_INIT, (Y,), iid=False)
+    return Case(model, guide, exact, REGRESSION_INIT, (Y,), iid=False, shared=bool(subsample_size))
 
 
 # Other forms of the models above, for which the integral is the same or nearly so
@@ -897,7 +903,7 @@ def dropout() -> Case:
             for d in (0, 2)
         )
 
-    return same_as(vae(), guide=guide, exact=exact, iid=False)
+    return same_as(vae(), guide=guide, exact=exact, iid=False, shared=True)
 
 
 def dropout_between_latents() -> Case:
@@ -915,7 +921,7 @@ def dropout_between_latents() -> Case:
     def exact(p, K, mean):
         return sum(0.5 * case.exact({**p, "g": d * p["g"]}, K, mean) for d in (0, 2))
 
-    return same_as(case, guide=guide, exact=exact, iid=False)
+    return same_as(case, guide=guide, exact=exact, iid=False, shared=True)
 
 
 CASES = {

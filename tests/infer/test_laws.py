@@ -58,8 +58,13 @@ def exact(name, K):
 
 def draws(case, loss, num_draws=None):
     """Many estimates: in one evaluation, unless those would share a draw."""
-    loss.num_particles = 800 if case.iid else 50
-    return estimates(case, loss, num_draws or (60 if case.iid else 300))
+    if case.iid:
+        loss.num_particles, usual = 800, 60
+    elif case.shared:
+        loss.num_particles, usual = 50, 300
+    else:  # global draws are of each estimate
+        loss.num_particles, usual = 250, 60
+    return estimates(case, loss, num_draws or usual)
 
 
 @pytest.mark.parametrize(
