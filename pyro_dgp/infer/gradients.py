@@ -9,6 +9,7 @@ gradients by phi, those of Q evaluations of the loss. Everything else is drawn i
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 
 import pyro.poutine as poutine
 import torch
@@ -23,6 +24,7 @@ from pyro_dgp.infer.engine import ImportanceWeightedELBO
 from pyro_dgp.infer.graph import nodes
 from pyro_dgp.infer.roles import Roles
 from pyro_dgp.infer.sites import delta, is_random, random_sites, tensors_of
+from pyro_dgp.infer.structure import Structure
 
 __all__ = ["GradientDraws"]
 
@@ -43,6 +45,7 @@ class GradientDraws:
 
     def __init__(self, model: Callable, guide: Callable, loss: ELBO, args=(), kwargs=None) -> None:
         self.loss, self.args, self.kwargs = loss, args, kwargs or {}
+        self._structure: Structure | None = None  # of batches
         self.model, self.guide = _with_one_minibatch(model, guide, self.args, self.kwargs)
         with poutine.trace(param_only=True) as capture:
             self.loss.loss(self.model, self.guide, *self.args, **self.kwargs)
@@ -139,10 +142,13 @@ class GradientDraws:
             self.loss.num_particles * self.loss.K,
         )
         guide = copies(self.guide)
-        copies.enabled = False
-        loss._get_structure(self.model, guide, self.args, self.kwargs)
-        copies.enabled = True
-        copies.global_values.clear()
+        if self._structure is None:
+            copies.enabled = False
+            self._structure = loss._get_structure(self.model, guide, self.args, self.kwargs)
+            copies.enabled = True
+            copies.global_values.clear()
+        else:  # without its copies, the guide is the same
+            loss._structure = replace(self._structure, guide=lambda: guide)
         return loss.differentiable_loss(self.model, guide, *self.args, **self.kwargs), copies
 
     def _gradients(self, total: Tensor, copies: "_Copies", names: list[str]) -> dict[str, Tensor]:

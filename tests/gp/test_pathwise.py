@@ -172,8 +172,8 @@ def bounds(function_draws, estimator, numbers):
     with torch.no_grad():
         for K in numbers:
             loss = estimator(K=K, num_particles=8)
-            values = -torch.tensor([loss.loss(dgp.model, dgp.guide, X, y) for _ in range(100)])
-            found.append((values.mean().item(), values.std().item() / 100**0.5))
+            values = -torch.tensor([loss.loss(dgp.model, dgp.guide, X, y) for _ in range(60)])
+            found.append((values.mean().item(), values.std().item() / 60**0.5))
         pyro.clear_param_store()
     return found
 

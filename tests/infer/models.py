@@ -54,7 +54,7 @@ class Case:
     :param dict init: Values of the parameters by their names in the param store.
     :param bool iid: The M estimates in one evaluation are independent: no global draw and no
         subsample that they share.
-    :param bool shared: They share a subsample or a dropout mask.
+    :param bool shared: They share a subsample or a dropout mask, whatever else they draw.
     """
 
     model: object
@@ -64,6 +64,9 @@ class Case:
     args: tuple = ()
     iid: bool = True
     shared: bool = False
+
+    def __post_init__(self) -> None:
+        self.iid = self.iid and not self.shared
 
     def setup(self) -> dict[str, Tensor]:
         """Fills an empty param store; returns the unconstrained parameters."""
@@ -123,9 +126,7 @@ def vae(subsample_size=None) -> Case:
         log_w = Normal(p["theta"], 1.0).log_prob(z) + Normal(z, p["log_s"].exp()).log_prob(y)
         return expectation(log_w - q.log_prob(z), weights, mean)
 
-    return Case(
-        model, guide, exact, VAE_INIT, (Y,), iid=not subsample_size, shared=bool(subsample_size)
-    )
+    return Case(model, guide, exact, VAE_INIT, (Y,), shared=bool(subsample_size))
 
 
 # A global latent that the guide of the local ones reads
@@ -258,9 +259,7 @@ def grouped(subsample_size=None) -> Case:
         log_w = log_w + Normal(z, p["log_s"].exp()).log_prob(y.reshape(2, 2, 1, 1)).sum(0)
         return expectation(log_w, weights, mean)
 
-    return Case(
-        model, guide, exact, VAE_INIT, (y,), iid=not subsample_size, shared=bool(subsample_size)
-    )
+    return Case(model, guide, exact, VAE_INIT, (y,), shared=bool(subsample_size))
 
 
 # Only global latents
@@ -903,7 +902,7 @@ def dropout() -> Case:
             for d in (0, 2)
         )
 
-    return same_as(vae(), guide=guide, exact=exact, iid=False, shared=True)
+    return same_as(vae(), guide=guide, exact=exact, shared=True)
 
 
 def dropout_between_latents() -> Case:
@@ -921,7 +920,7 @@ def dropout_between_latents() -> Case:
     def exact(p, K, mean):
         return sum(0.5 * case.exact({**p, "g": d * p["g"]}, K, mean) for d in (0, 2))
 
-    return same_as(case, guide=guide, exact=exact, iid=False, shared=True)
+    return same_as(case, guide=guide, exact=exact, shared=True)
 
 
 CASES = {
