@@ -64,7 +64,7 @@ def test_probabilities_are_learned(likelihood):
     assert np.abs(y.mean() - true).mean() > 0.15  # what the shares alone would give
 
 
-def test_classes_keep_their_names():
+def test_classes_keep_their_names(few_trees):
     X, y = data()
     names = np.array(["b", "c", "a"])
     model, other = classifier().fit(X, y), classifier().fit(X, names[y])

@@ -29,7 +29,7 @@ def test_choosing_K(tmp_path):
 
 def test_any_target(tmp_path):
     tutorial = runpy.run_path(str(TUTORIALS / "any_target.py"))
-    log_likelihood, rate_errors, errors = tutorial["main"](400, tmp_path / "figure.png")
+    log_likelihood, rate_errors, errors = tutorial["main"](200, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 10_000
     assert log_likelihood["heteroscedastic"] > log_likelihood["gaussian"] + 0.3
     assert rate_errors["exposure"] < 0.2 < rate_errors["none"]
