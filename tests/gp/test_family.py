@@ -155,9 +155,9 @@ def test_both_estimators_have_one_expectation(name):
     dgp = small(name, X, y, encoder_widths=(3,), num_gps=1)
     X, y = X[:4], y[:4]
     given = covariates(name, y)
-    a = gradients(dgp, PartiallyCollapsedIWELBO(K=4, num_particles=40), X, y, given, 40)
-    b = gradients(dgp, DRegIWELBO(K=4, num_particles=40), X, y, given, 40)
-    # Of some 150 scores, with 40 draws each, the largest is expected near 3.
+    a = gradients(dgp, PartiallyCollapsedIWELBO(K=4, num_particles=40), X, y, given, 60)
+    b = gradients(dgp, DRegIWELBO(K=4, num_particles=40), X, y, given, 60)
+    # Of some 150 scores, with 60 draws each, the largest is expected near 2.9.
     assert agree(a, b, 4.5)
 
 
