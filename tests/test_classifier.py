@@ -39,8 +39,8 @@ def test_estimator_checks(estimator, check, few_trees):
         pytest.skip("needs SCIPY_ARRAY_API")
     if name in SKIPPED:
         pytest.skip(SKIPPED[name])
-    if name == "check_classifiers_train" and estimator.features is None:  # it asks for a score
-        estimator.set_params(num_steps=20, num_inducing=8)
+    if name == "check_classifiers_train":  # it asks for a score
+        estimator.set_params(num_steps=20, num_inducing=8, num_samples=40)
     check(estimator)
 
 
