@@ -7,6 +7,9 @@ import torch
 
 from pyro_dgp.infer import training
 
+# Where the tests were started with Ctrl-C ignored, as by `nohup` or in the background of a script.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # there are as many processes as cores
 

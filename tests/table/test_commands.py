@@ -20,7 +20,10 @@ from pyro_dgp.table import densities
 from pyro_dgp.table.columns import Columns
 from pyro_dgp.table.held_out import as_plain, from_plain
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*interactive:UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*interactive:UserWarning"),
+    pytest.mark.usefixtures("few_trees"),
+]
 
 
 def table(num_rows=60):
