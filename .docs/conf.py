@@ -1,0 +1,40 @@
+"""Sphinx's configuration: pages in Markdown, and a reference made of docstrings."""
+
+from pyro_dgp import __version__
+
+project = "pyro_dgp"
+author = "the authors of pyro_dgp"
+copyright = author
+version = release = __version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax"]
+html_theme = "furo"
+html_title = "pyro_dgp"
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 3
+
+autodoc_default_options = {"members": True, "member-order": "bysource"}
+autodoc_typehints = "none"
+autoclass_content = "class"
+
+_PARTS = ("gp", "gp.likelihoods", "infer", "sklearn")
+
+
+def _elsewhere(app, env, node, contnode):
+    """Objects are documented once; docstrings may name them where they are imported from, too."""
+    target = node.get("reftarget", "")
+    if node.get("refdomain") != "py" or not target:
+        return None
+    names = [target.removeprefix("pyro_dgp.")]
+    names += [f"{part}.{names[0]}" for part in _PARTS]
+    domain = env.get_domain("py")
+    for name in names:
+        if f"pyro_dgp.{name}" in domain.objects:
+            return domain.resolve_xref(
+                env, node["refdoc"], app.builder, node["reftype"], f"pyro_dgp.{name}", node, contnode
+            )
+    return None
+
+
+def setup(app):
+    app.connect("missing-reference", _elsewhere)
