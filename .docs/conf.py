@@ -22,16 +22,16 @@ _PARTS = ("gp", "gp.likelihoods", "infer", "sklearn")
 
 def _elsewhere(app, env, node, contnode):
     """Objects are documented once; docstrings may name them where they are imported from, too."""
-    target = node.get("reftarget", "")
-    if node.get("refdomain") != "py" or not target:
+    name = node.get("reftarget", "").removeprefix("pyro_dgp.")
+    if node.get("refdomain") != "py" or not name:
         return None
-    names = [target.removeprefix("pyro_dgp.")]
-    names += [f"{part}.{names[0]}" for part in _PARTS]
     domain = env.get_domain("py")
-    for name in names:
-        if f"pyro_dgp.{name}" in domain.objects:
+    last = name.rsplit(".", 1)[-1]
+    candidates = (name, *(f"{part}.{n}" for part in _PARTS for n in (name, last)))
+    for full in (f"pyro_dgp.{n}" for n in candidates):
+        if full in domain.objects:
             return domain.resolve_xref(
-                env, node["refdoc"], app.builder, node["reftype"], f"pyro_dgp.{name}", node, contnode
+                env, node["refdoc"], app.builder, node["reftype"], full, node, contnode
             )
     return None
 

@@ -70,7 +70,7 @@ class SNRProfile:
 
     @property
     def snr(self) -> dict[str, Tensor]:
-        """|mean| / std."""
+        """``|mean| / std``."""
         return self._by_site(lambda moments: moments.snr)
 
     @property
