@@ -147,7 +147,7 @@ def test_modules_that_are_run_exist():
 
 def test_options_and_commands_in_the_text_exist():
     """``--option`` and ``pyro-dgp command`` in inline code."""
-    (commands,) = (a for a in cli._parser()._actions if hasattr(a, "choices") and a.choices)
+    (commands,) = (a for a in cli._parser()._actions if isinstance(a.choices, dict))
     options = {o for p in commands.choices.values() for a in p._actions for o in a.option_strings}
     for page in PAGES:
         code = "\n".join(re.findall(r"`([^`\n]+)`", prose(page)))
