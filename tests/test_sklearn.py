@@ -412,3 +412,14 @@ def test_a_model_of_logarithms_answers_in_the_targets_units(tmp_path):
             LatentDGPRegressor(**wrong).fit(X, y)
     with pytest.raises(ValueError, match="target_transform must be one of"):
         LatentDGPClassifier(target_transform="log").fit(X, y > 0)
+
+
+def test_rounded_targets_have_quantiles_as_they_are_written():
+    X = np.linspace(-2, 2, 60)[:, None]
+    y = np.digitize(X[:, 0], [-1, 0, 1]) + 1.0
+    model = regressor(likelihood="auto", num_steps=2, dtype="float32").fit(X, y)
+    assert model.likelihood_ == "rounded"
+    assert set(np.unique(model.predict_quantiles(X, [0.1, 0.5, 0.9]))) <= {0.0, 1, 2, 3, 4, 5}
+    # Several targets, each standardised, have no lattice in common.
+    model.fit(X, np.column_stack([y, 5 - y]))
+    assert model.likelihood_ == "heteroscedastic"

@@ -11,7 +11,10 @@ from torch import Tensor
 
 from pyro_dgp.gp import LatentDGP, PredictiveMixture
 
-__all__ = ["LEVELS", "bound", "coverage", "evaluate", "point_masses", "test_log_likelihood"]
+__all__ = [
+    "LEVELS", "bound", "coverage", "evaluate", "pit_bounds", "point_masses", "randomised_pit",
+    "test_log_likelihood",
+]  # fmt: skip
 
 # Numbers that one predictive distribution may hold: 2^23 doubles are 64 MiB.
 _CHUNK = 2**23
@@ -66,7 +69,7 @@ def evaluate(
         squared.append((predictive.mean - target).square())
         lattice = predictive.lattice
         if y.dim() == 1:
-            pit.append(predictive.cdf(target))
+            pit.append(torch.stack(pit_bounds(predictive, target)))
         if y.dim() == 1 and lattice is None:
             draws = predictive.sample((_SHAPIRO_DRAWS,)).cpu().numpy()
             shapiro_w += [float(shapiro(row).statistic) for row in draws.T]
@@ -79,7 +82,8 @@ def evaluate(
         "rmse": torch.cat(squared).mean().sqrt().item(),
     }
     if y.dim() == 1:
-        found["coverage"] = {str(p): share for p, share in coverage(torch.cat(pit)).items()}
+        shares = coverage(*torch.cat(pit, 1))
+        found["coverage"] = {str(p): share for p, share in shares.items()}
     if shapiro_w:
         found["shapiro_wilk"] = float(np.median(shapiro_w))
     if lattice is not None:
@@ -87,13 +91,43 @@ def evaluate(
     return found
 
 
-def coverage(pit: Tensor) -> dict[float, float]:
-    """Shares of the targets within central intervals, by the intervals' probabilities.
+def pit_bounds(p: PredictiveMixture, y: Tensor) -> tuple[Tensor, Tensor]:
+    """P(target < y) and P(target <= y), [N] each; they are the same but for targets on a lattice.
 
-    :param torch.Tensor pit: Predictive distribution functions at the targets, [N].
+    :param PredictiveMixture p: Of one target a row; or another distribution with ``cdf`` and
+        ``lattice``.
+    :param torch.Tensor y: [N].
     """
-    distance = (pit - 0.5).abs()
-    return {p: (distance <= p / 2).double().mean().item() for p in LEVELS}
+    above = p.cdf(y)
+    return (above if p.lattice is None else p.cdf(y - p.lattice[1])), above
+
+
+def coverage(below: Tensor, above: Tensor) -> dict[float, float]:
+    """Shares of the targets within central intervals, ends included, by the probabilities of these.
+
+    :param torch.Tensor below: P(target < y) at the targets, [N].
+    :param torch.Tensor above: P(target <= y) there, [N].
+    """
+
+    def share(p: float) -> float:
+        inside = (above >= 0.5 - p / 2) & (below <= 0.5 + p / 2)
+        return inside.double().mean().item()
+
+    return {p: share(p) for p in LEVELS}
+
+
+def randomised_pit(below: Tensor, above: Tensor, seed: int = 0) -> Tensor:
+    """Uniform in (0, 1) if the model is calibrated, on a lattice, too, [N].
+
+    Source: Czado, Gneiting and Held (2009), "Predictive model assessment for count data".
+
+    :param torch.Tensor below: P(target < y) at the targets, [N].
+    :param torch.Tensor above: P(target <= y) there, [N].
+    :param int seed: Of what is drawn between the two.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    share = torch.rand(below.shape, dtype=below.dtype, generator=generator)
+    return below + share.to(below.device) * (above - below)
 
 
 def point_masses(y: Tensor, least: float = 0.05) -> dict[str, float] | None:

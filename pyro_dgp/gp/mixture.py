@@ -355,7 +355,10 @@ class _Affine(dist.TorchDistribution):
         lattice = getattr(self.base, "lattice", None)
         if lattice is None or torch.as_tensor(self.loc + self.scale).numel() > 1:
             return None  # there is none, or not one for all outputs
-        return float(self.loc + self.scale * lattice[0]), float(self.scale * lattice[1])
+        found = self.loc + self.scale * lattice[0], self.scale * lattice[1]
+        # Decimals, as which targets were written, without what standardising has left.
+        origin, step = (float(f"{float(v):.12g}") for v in found)
+        return origin, step
 
     @property
     def mean(self):

@@ -2,7 +2,10 @@
 
 import numpy as np
 
-__all__ = ["along", "axes_of", "like", "name_of", "pyplot"]
+__all__ = ["along", "axes_of", "like", "name_of", "pyplot", "short"]
+
+# Characters of a name.
+_LONGEST = 40
 
 
 def pyplot():
@@ -49,4 +52,9 @@ def like(model, rows: np.ndarray):
 def name_of(model, feature: int) -> str:
     names = getattr(model, "feature_names_in_", None)
     # A dollar would begin a formula.
-    return f"x{feature}" if names is None else str(names[feature]).replace("$", r"\$")
+    return f"x{feature}" if names is None else short(str(names[feature])).replace("$", r"\$")
+
+
+def short(text: str) -> str:
+    """A name that leaves room for the picture."""
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from pyro_dgp.plots._axes import axes_of
+from pyro_dgp.plots._axes import axes_of, short
 
 __all__ = ["importances"]
 
@@ -18,7 +18,7 @@ def importances(found: Mapping[str, tuple[float, float]], loss: str = "loss", mo
     """
     ax = axes_of(ax)
     shown = sorted(found.items(), key=lambda item: -item[1][0])[:most]
-    names = [name for name, _ in shown]
+    names = [short(name) for name, _ in shown]
     growth, error = ([100 * values[i] for _, values in shown] for i in (0, 1))
     places = range(len(shown))
     ax.barh(places, growth, xerr=error, color="C0", alpha=0.8, ecolor="0.3", capsize=2)

@@ -217,7 +217,10 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
         return self._column(self._compare(X, y, lambda p, target: p.crps(target)))
 
     def cdf(self, X, y) -> np.ndarray:
-        """P(target <= y) for each target, uniform in (0, 1) if the model is calibrated.
+        """P(target <= y) for each target.
+
+        Uniform in (0, 1) if the model is calibrated and targets are continuous; see
+        :func:`~pyro_dgp.experiments.metrics.pit_bounds` for those that are not.
 
         :param X: [N, D].
         :param y: [N] or [N, P].
@@ -266,9 +269,10 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
             return likelihood_for(targets, self.likelihood)
         if self.target_transform is not None:
             return HeteroscedasticGaussian.for_targets(targets)
-        if len(np.unique(y)) <= min(_MOST_POINTS, y.size / 2):
+        # Several outputs, each standardised, have no lattice in common.
+        if y.ndim == 1 and len(np.unique(y)) <= min(_MOST_POINTS, y.size / 2):
             try:
-                rounded = Rounded.for_targets(targets)
+                rounded = Rounded.for_targets(torch.as_tensor(y))  # in double precision
             except ValueError:  # no lattice
                 return HeteroscedasticGaussian.for_targets(targets)
             if np.ptp(y) < _MOST_POINTS * rounded.width:

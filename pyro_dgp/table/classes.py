@@ -10,9 +10,7 @@ from pyro_dgp.sklearn import LatentDGPClassifier
 from pyro_dgp.table.packages import pd
 from pyro_dgp.table.scores import ScoreTable, mean_and_error, plain, with_error
 
-__all__ = [
-    "ESTIMATOR", "LOSS", "label", "losses", "predictions", "report", "scores", "tables",
-]  # fmt: skip
+__all__ = ["ESTIMATOR", "LOSS", "losses", "predictions", "report", "scores", "tables"]
 
 ESTIMATOR = LatentDGPClassifier
 LOSS = "log loss"
@@ -26,8 +24,8 @@ def report(model, data, held_out, names: list[str], seed: int = 0, progress: boo
     """Scores on held-out rows, of a model, the classes' shares and gradient boosting.
 
     :param model: A fitted :class:`~pyro_dgp.sklearn.LatentDGPClassifier`.
-    :param data: X [N, D] and classes [N] of the training rows.
-    :param held_out: The same of rows that training did not see.
+    :param data: X [N, D], classes [N], and weights, [N] or None, of the training rows.
+    :param held_out: X and classes of rows that training did not see.
     :param list names: The name of the target.
     :param int seed: Of the boosting.
     :param bool progress: Not looked at: this is quick.
@@ -35,10 +33,14 @@ def report(model, data, held_out, names: list[str], seed: int = 0, progress: boo
         the training rows, and scikit-learn's ``HistGradientBoostingClassifier``.
     """
     found = scores(model, *held_out, names)
-    (X_train, y_train), (X, y) = data, held_out
-    classes, counts = np.unique(y_train, return_counts=True)
+    (X_train, y_train, weights), (X, y) = data, held_out
+    classes, index = np.unique(y_train, return_inverse=True)
+    counts = np.bincount(index, weights)
     shares = np.tile(counts / counts.sum(), (len(y), 1))
-    boosting = HistGradientBoostingClassifier(random_state=seed).fit(X_train, y_train)
+    # Early stopping holds out rows of each class, and a class may have one only.
+    early = bool(np.bincount(index).min() > 1) and "auto"
+    boosting = HistGradientBoostingClassifier(random_state=seed, early_stopping=early)
+    boosting.fit(X_train, y_train, weights)
     found["targets"][names[0]] |= {
         "shares of classes": _described(y, classes, shares),
         "gradient boosting": _described(y, classes, boosting.predict_proba(X)),
@@ -58,14 +60,17 @@ def scores(model, X, y, names: list[str], progress: bool = False) -> dict:
         ``log_loss`` (smaller is better), ``brier`` (the squared distance of probabilities from what
         was, 0 to 2; smaller is better), ``accuracy`` of the likeliest class and their standard
         errors ``..._error``, and ``auc``, the area under the ROC curve, of several classes the mean
-        over each against the rest; None where a class is missing.
+        over each that is there against the rest; None if there is one class only.
     """
     described = _described(y, model.classes_, model.predict_proba(X))
     return {"rows": len(y), "targets": {names[0]: {_OWN: described}}}
 
 
-def tables(found: dict) -> list[ScoreTable]:
-    """Of :func:`report` or :func:`scores`, to be shown."""
+def tables(found: dict, of: str = "held-out rows") -> list[ScoreTable]:
+    """Of :func:`report` or :func:`scores`, to be shown.
+
+    :param str of: What rows they are.
+    """
     ((name, methods),) = found["targets"].items()
     rows = [
         [
@@ -80,7 +85,7 @@ def tables(found: dict) -> list[ScoreTable]:
         "error."
     ]
     head = ["method", "log loss", "Brier score", "accuracy", "AUC"]
-    return [ScoreTable(f"{name} on {found['rows']} held-out rows", head, rows, notes)]
+    return [ScoreTable(f"{name} on {found['rows']} {of}", head, rows, notes)]
 
 
 def losses(model, X, y) -> np.ndarray:
@@ -98,7 +103,7 @@ def predictions(model, targets: list[str], X, y, args: argparse.Namespace) -> pd
         if getattr(args, name):
             raise ValueError(f"--{name} is for targets that are numbers; these are classes.")
     probabilities = model.predict_proba(X)
-    labels = [label(c) for c in model.classes_]
+    labels = [str(c) for c in model.classes_.tolist()]
     found = pd.DataFrame(
         probabilities, index=X.index, columns=[f"{targets[0]}_p_{name}" for name in labels]
     )
@@ -110,11 +115,6 @@ def predictions(model, targets: list[str], X, y, args: argparse.Namespace) -> pd
             log_probability = np.log((known * probabilities).sum(1))
         found["log_probability"] = np.where(pd.notna(y), log_probability, np.nan)
     return found
-
-
-def label(value) -> str:
-    """What a class is called."""
-    return f"{value:.15g}" if isinstance(value, float) else str(value)
 
 
 def _indicators(y, classes) -> np.ndarray:
@@ -140,6 +140,7 @@ def _described(y, classes, probabilities) -> dict:
 
 
 def _auc(known: np.ndarray, probabilities: np.ndarray) -> float | None:
-    if not (known.any(0) & ~known.all(0)).all():
+    there = known.any(0) & ~known.all(0)
+    if not there.any():
         return None
-    return float(roc_auc_score(known, probabilities, average="macro"))
+    return float(roc_auc_score(known[:, there], probabilities[:, there], average="macro"))

@@ -9,7 +9,7 @@ from pyro_dgp.table.cells import Conventions, typed
 from pyro_dgp.table.packages import pd
 from pyro_dgp.table.reading import Table
 
-__all__ = ["Columns", "names_of_rows"]
+__all__ = ["Columns", "names_of_rows", "without"]
 
 # So many categories are kept however rare; of more, those of so many rows, and no more than most.
 _FEW_CATEGORIES, _ROWS_OF_CATEGORY, _MOST_CATEGORIES = 20, 5, 50
@@ -59,8 +59,7 @@ class Columns:
     :param dict conventions: How numbers and dates were written
         (:class:`~pyro_dgp.table.cells.Conventions`).
     :param list constant: Columns that were left out because they do not vary.
-    :param list classes: The classes of a target that is one of texts, or of codes; None if targets
-        are numbers.
+    :param list classes: The classes of the target, texts; None if targets are numbers.
     """
 
     targets: list[str]
@@ -158,13 +157,16 @@ class Columns:
             table.frame[there([*self.used, *self.targets])], table.name, table.lines,
             table.separator,
         )  # fmt: skip
-        texts = self.classes is not None and isinstance(self.classes[0], str)
+        texts = self.classes is not None
         frame, _, notes = typed(
             part, conventions, usual=Conventions(**self.conventions), numeric=there(self.numbers),
             dates=there(self.dates),
             categorical=there([*self.categories, *(self.targets if texts else [])]),
             lenient=there([] if texts else self.targets),
         )  # fmt: skip
+        missing = [*conventions.missing, *self.conventions["missing"]]
+        for name in there(self.targets if texts else []):
+            frame[name] = self._as_classes(without(frame[name], missing))
         return frame, notes
 
     def inputs(self, frame: pd.DataFrame) -> pd.DataFrame:
@@ -219,7 +221,7 @@ class Columns:
     def target_values(self, frame: pd.DataFrame) -> np.ndarray:
         """Targets, [N], or [N, P] if there are several, or classes; NaN where one is missing.
 
-        :raises ValueError: If they are no numbers, or infinite.
+        :raises ValueError: If they are no numbers, or infinite, or one is missing in all rows.
         """
         found = []
         for name in self.targets:
@@ -228,14 +230,16 @@ class Columns:
             column = _plain(frame[[name]])[name]
             if column.isna().all():
                 raise ValueError(f"The target '{name}' is missing in all rows.")
-            if self.classes is not None and isinstance(self.classes[0], str):
-                return _texts(column).to_numpy()
+            if self.classes is not None:
+                return self._labels(_texts(column))
             if not pd.api.types.is_float_dtype(column):
                 kind = "dates"
                 if column.dtype == object:
                     some = ", ".join(f"'{v}'" for v in _texts(column).dropna().unique()[:3])
                     kind = f"texts such as {some}"
-                alone = " Fit classes by themselves." if len(self.targets) > 1 else ""
+                alone = f" For classes: --categorical '{name}'."
+                if len(self.targets) > 1:
+                    alone = " Fit classes by themselves."
                 raise ValueError(
                     f"The target '{name}' must hold numbers, but it holds {kind}.{alone}"
                 )
@@ -243,6 +247,24 @@ class Columns:
             found.append(column)
         values = np.column_stack(found)
         return values[:, 0] if len(self.targets) == 1 else values
+
+    def _labels(self, texts: pd.Series) -> np.ndarray:
+        """Classes as whole numbers, whose order then is that of grades, or as texts."""
+        numbers = [_plain_number(c) == c and c.lstrip("-").isdigit() for c in self.classes or ()]
+        if not all(numbers):
+            return texts.to_numpy()
+        found = texts.map(lambda t: int(t) if t.lstrip("-").isdigit() else t, na_action="ignore")
+        return found.to_numpy(dtype=int if texts.isin(self.classes or ()).all() else object)
+
+    def _as_classes(self, column: pd.Series) -> pd.Series:
+        """Texts as the classes are written: 1.0 is 1, where that is a class."""
+        known = set(self.classes or ())
+
+        def written(text):
+            plain = _plain_number(text)
+            return plain if text not in known and plain in known else text
+
+        return column.map(written, na_action="ignore")
 
     def remarks(self, frame: pd.DataFrame) -> list[str]:
         """What about rows is unlike the training rows, as sentences."""
@@ -279,7 +301,8 @@ class Columns:
         if name not in self.categories:
             return column.median()
         texts = _texts(column).dropna()
-        return texts.mode().iat[0] if len(texts) else self.categories[name]["kept"][0]
+        kept = self.categories[name]["kept"]
+        return texts.mode().iat[0] if len(texts) else kept[0] if kept else np.nan
 
     def as_dict(self) -> dict:
         """For ``Columns(**columns)``."""
@@ -309,17 +332,32 @@ def _texts(column: pd.Series) -> pd.Series:
     return texts.where(column.notna()).astype(object)
 
 
+def without(column: pd.Series, missing: Collection[str]) -> pd.Series:
+    """A column of texts but for those that a user has said to mean missing."""
+    return column.mask(column.isin([*missing])) if missing else column
+
+
+def _plain_number(text: str) -> str:
+    """A number in the plainest way; other texts as they are."""
+    try:
+        return f"{float(text):.15g}"
+    except ValueError:
+        return text
+
+
 def _classes(frame: pd.DataFrame, target: str) -> list:
-    """Sorted."""
-    column = frame[target]
-    values = (_texts(column) if column.dtype == object else column).dropna().unique()
+    """In the order of numbers, if all are, or else of the alphabet."""
+    values = _texts(frame[target]).dropna().unique()
     if len(values) > _MOST_CLASSES:
         some = ", ".join(f"'{v}'" for v in sorted(values)[:3])
         raise ValueError(
             f"The target '{target}' has {len(values)} different texts such as {some}: more "
             f"than {_MOST_CLASSES} are no classes. It must hold numbers, or fewer texts."
         )
-    return sorted(values.tolist())
+    try:
+        return sorted(values.tolist(), key=float)
+    except ValueError:
+        return sorted(values.tolist())
 
 
 def _range(name: str, values: pd.Series) -> dict | None:

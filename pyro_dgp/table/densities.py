@@ -8,14 +8,17 @@ import torch
 from sklearn.ensemble import HistGradientBoostingRegressor
 from tqdm.auto import tqdm
 
-from pyro_dgp.experiments.metrics import coverage
+from pyro_dgp.experiments.metrics import coverage, pit_bounds
 from pyro_dgp.gp import PredictiveMixture
 from pyro_dgp.sklearn import LatentDGPRegressor
 from pyro_dgp.sklearn.members import isolated
 from pyro_dgp.table.packages import pd
 from pyro_dgp.table.scores import ScoreTable, mean_and_error, plain, with_error
 
-__all__ = ["ESTIMATOR", "LOSS", "losses", "marginals", "predictions", "report", "scores", "tables"]
+__all__ = [
+    "ESTIMATOR", "LOSS", "log_density", "losses", "marginals", "predictions", "report", "scores",
+    "tables",
+]  # fmt: skip
 
 ESTIMATOR = LatentDGPRegressor
 LOSS = "CRPS"
@@ -29,8 +32,8 @@ def report(model, data, held_out, names: list[str], seed: int = 0, progress: boo
     """Scores on held-out rows, of a model, a normal distribution and quantile gradient boosting.
 
     :param model: A fitted :class:`~pyro_dgp.sklearn.LatentDGPRegressor`.
-    :param data: X [N, D] and y, [N] or [N, P], of the training rows.
-    :param held_out: The same of rows that training did not see.
+    :param data: X [N, D], y, [N] or [N, P], and weights, [N] or None, of the training rows.
+    :param held_out: X and y of rows that training did not see.
     :param list names: P names of targets.
     :param int seed: Of the boosting.
     :param bool progress: Show a progress bar.
@@ -40,16 +43,16 @@ def report(model, data, held_out, names: list[str], seed: int = 0, progress: boo
         CRPS is that of the 20 quantiles.
     """
     found = scores(model, *held_out, names, progress)
-    (X_train, y_train), (X, y) = data, held_out
+    (X_train, y_train, weights), (X, y) = data, held_out
     total = (len(_PROBABILITIES) + 1) * len(names)
     with tqdm(total=total, desc="boosting", disable=None if progress else True) as bar:
         for i, name in enumerate(names):
             own, target = (t.reshape(len(t), -1)[:, i] for t in (y_train, y))
-            normal = _normal_scores(own, target)
-            boosting = _boosting_scores(X_train, own, X, target, seed, bar)
+            train = X_train, own, weights
             found["targets"][name] |= {
-                "normal distribution": normal, "quantile boosting": boosting,
-            }  # fmt: skip
+                "normal distribution": _normal_scores(own, weights, target),
+                "quantile boosting": _boosting_scores(train, X, target, seed, bar),
+            }
     return found
 
 
@@ -65,8 +68,7 @@ def scores(model, X, y, names: list[str], progress: bool = False) -> dict:
         ``log_likelihood`` (mean log density per unit of y; larger is better), ``crps`` (mean, in
         units of y; smaller is better) and their standard errors ``..._error``, ``rmse`` (in units
         of y), and ``coverage`` of central intervals by their probability. For several targets the
-        ``joint`` log-likelihood, too. Probabilities of a rounded target count as densities, spread
-        evenly over the step of its lattice.
+        ``joint`` log-likelihood, too; see :func:`log_density`.
     """
     target = np.asarray(y, dtype=float).reshape(len(y), -1)
     found: list[list[Tensors]] = [[] for _ in names]
@@ -77,7 +79,7 @@ def scores(model, X, y, names: list[str], progress: bool = False) -> dict:
             for i, one in enumerate(marginals(p)):
                 found[i].append(_per_row(one, part[:, i]))
             if len(names) > 1:
-                joint.append(p.log_prob(part).numpy())
+                joint.append(log_density(p, part).numpy())
             start += len(part)
             bar.update(len(part))
     values = [[np.concatenate(v) for v in zip(*parts, strict=True)] for parts in found]
@@ -99,8 +101,24 @@ def marginals(p) -> list:
     return [p.marginal(i) for i in range(p.event_shape[-1])] if p.event_shape else [p]
 
 
-def tables(found: dict) -> list[ScoreTable]:
-    """Of :func:`report` or :func:`scores`, to be shown."""
+def log_density(p, y: torch.Tensor) -> torch.Tensor:
+    """Per unit of y, jointly if there are several targets.
+
+    Probabilities of a target on a lattice, such as counts and grades, count as densities, spread
+    evenly over the step of the lattice, so that all models are compared on one scale.
+
+    :param p: A predictive distribution.
+    :param torch.Tensor y: [..., N] or [..., N, P].
+    """
+    steps = [one.lattice[1] for one in marginals(p) if one.lattice is not None]
+    return p.log_prob(y) - sum(map(math.log, steps))
+
+
+def tables(found: dict, of: str = "held-out rows") -> list[ScoreTable]:
+    """Of :func:`report` or :func:`scores`, to be shown.
+
+    :param str of: What rows they are.
+    """
     shown = []
     for name, methods in found["targets"].items():
         levels = [f"{float(p):.0%}" for p in methods[_OWN]["coverage"]]
@@ -121,7 +139,7 @@ def tables(found: dict) -> list[ScoreTable]:
             "central intervals.",
         ]
         head = ["method", "log-lik.", "CRPS", "RMSE", *levels]
-        shown.append(ScoreTable(f"{name} on {found['rows']} held-out rows", head, rows, notes))
+        shown.append(ScoreTable(f"{name} on {found['rows']} {of}", head, rows, notes))
     if "joint" in found:
         value = with_error(*found["joint"].values())
         shown[-1].notes.append(f"Log-likelihood of all targets jointly: {value}.")
@@ -130,8 +148,9 @@ def tables(found: dict) -> list[ScoreTable]:
 
 def losses(model, X, y) -> np.ndarray:
     """CRPS of rows in standard deviations of the targets, their mean if there are several, [N]."""
-    crps = np.asarray(model.crps(X, y)).reshape(len(y), -1)
-    return (crps / np.asarray(y, dtype=float).reshape(len(y), -1).std(0).clip(1e-300)).mean(1)
+    crps, y = (np.asarray(t, dtype=float).reshape(len(y), -1) for t in (model.crps(X, y), y))
+    scale = y.std(0)
+    return (crps / np.where(scale > 0, scale, 1.0)).mean(1)
 
 
 def predictions(model, targets: list[str], X, y, args: argparse.Namespace) -> pd.DataFrame:
@@ -145,15 +164,14 @@ def predictions(model, targets: list[str], X, y, args: argparse.Namespace) -> pd
     grid = None
     if args.density:
         grid = np.linspace(args.density[0], args.density[1], int(args.density[2]))
-        names += [f"density_{v:g}" for v in grid]
+        names += [f"density_{v:.12g}" for v in grid]
     parts, log_densities, start = [], [], 0
     with isolated(args.seed), _row_bar(len(X), None, True) as bar:
         for p in model.predictives(X):
             rows = p.batch_shape[0]
             values = [p.mean, p.stddev, *p.quantile(q), *p.sample((args.draws,))]
             if grid is not None:
-                at = torch.as_tensor(grid).unsqueeze(-1)
-                values += [*p.log_prob(at).exp()]
+                values += [*log_density(p, _on_lattice(p, torch.as_tensor(grid))).exp()]
             parts.append(torch.stack(values, -1).reshape(rows, -1))  # [rows, targets x names]
             if y is not None:
                 log_densities.append(_known_log_density(p, y[start : start + rows]))
@@ -170,21 +188,30 @@ def _asked_quantiles(args: argparse.Namespace) -> tuple[torch.Tensor, list[str]]
     quantiles = args.quantiles
     if quantiles is None:
         quantiles = [] if args.level else [0.05, 0.5, 0.95]
-    for name, values in (("quantiles", quantiles), ("level", args.level)):
+    quantiles, levels = (list(dict.fromkeys(values)) for values in (quantiles, args.level))
+    for name, values in (("quantiles", quantiles), ("level", levels)):
         for p in values:
             if not 0 < p < 1:
                 raise ValueError(f"--{name} must lie strictly between 0 and 1: {p}.")
-    ends = [(f"{end}_{p:g}", 0.5 + sign * p / 2)
-            for p in args.level for end, sign in (("lower", -1), ("upper", 1))]  # fmt: skip
-    asked = [(f"q{p:g}", p) for p in quantiles] + ends
+    ends = [(f"{end}_{p:.12g}", 0.5 + sign * p / 2)
+            for p in levels for end, sign in (("lower", -1), ("upper", 1))]  # fmt: skip
+    asked = [(f"q{p:.12g}", p) for p in quantiles] + ends
     return torch.tensor([p for _, p in asked], dtype=torch.float64), [name for name, _ in asked]
+
+
+def _on_lattice(p, grid: torch.Tensor) -> torch.Tensor:
+    """The points of a lattice next to a grid, [G, 1]; the grid if there is no lattice."""
+    if p.lattice is not None:
+        origin, step = p.lattice
+        grid = origin + step * ((grid - origin) / step).round()
+    return grid.unsqueeze(-1)
 
 
 def _known_log_density(p, y: np.ndarray) -> np.ndarray:
     """NaN where a target is missing."""
     known = np.isfinite(y.reshape(len(y), -1)).all(1)
     y = np.where(known.reshape((-1,) + (1,) * (y.ndim - 1)), y, p.mean.numpy())
-    return np.where(known, p.log_prob(torch.as_tensor(y)).numpy(), np.nan)
+    return np.where(known, log_density(p, torch.as_tensor(y)).numpy(), np.nan)
 
 
 def _row_bar(rows: int, what: str | None, progress: bool) -> tqdm:
@@ -192,33 +219,36 @@ def _row_bar(rows: int, what: str | None, progress: bool) -> tqdm:
 
 
 def _per_row(p, y: torch.Tensor) -> Tensors:
-    """Mean, log density, CRPS and distribution function of one target, [N] each."""
-    log_density = p.log_prob(y) - (math.log(p.lattice[1]) if p.lattice else 0.0)
-    return tuple(t.numpy() for t in (p.mean, log_density, p.crps(y), p.cdf(y)))
+    """Of one target: mean, log density, CRPS, P(target < y) and P(target <= y), [N] each."""
+    values = (p.mean, log_density(p, y), p.crps(y), *pit_bounds(p, y))
+    return tuple(t.numpy() for t in values)
 
 
-def _described(y, mean, log_density, crps, pit) -> dict:
+def _described(y, mean, log_density, crps, below, above) -> dict:
     found = dict.fromkeys(("log_likelihood", "log_likelihood_error"))
     if log_density is not None:
         found = dict(zip(found, mean_and_error(log_density), strict=True))
     found |= dict(zip(("crps", "crps_error"), mean_and_error(crps), strict=True))
     found["rmse"] = float(np.sqrt(np.mean(np.square(mean - y))))
-    shares = coverage(torch.as_tensor(pit))
+    shares = coverage(torch.as_tensor(below), torch.as_tensor(above))
     return found | {"coverage": {f"{p:g}": share for p, share in shares.items()}}
 
 
-def _normal_scores(y_train, y) -> dict:
+def _normal_scores(y_train, weights, y) -> dict:
+    mean = np.average(y_train, weights=weights)
+    scale = np.average(np.square(y_train - mean), weights=weights) ** 0.5
     loc, scale = (
-        torch.full((1, len(y)), v, dtype=torch.float64) for v in (y_train.mean(), y_train.std())
+        torch.full((1, len(y)), float(v), dtype=torch.float64)
+        for v in (mean, max(scale, np.finfo(float).tiny))
     )
     normal = PredictiveMixture(torch.distributions.Normal(loc, scale))
     return _described(y, *_per_row(normal, torch.as_tensor(y)))
 
 
-def _boosting_scores(X_train, y_train, X, y, seed: int, bar: tqdm) -> dict:
+def _boosting_scores(train, X, y, seed: int, bar: tqdm) -> dict:
     def predict(**loss):
         boosting = HistGradientBoostingRegressor(random_state=seed, early_stopping=True, **loss)
-        found = boosting.fit(X_train, y_train).predict(X)
+        found = boosting.fit(*train).predict(X)
         bar.update()
         return found
 
@@ -227,4 +257,4 @@ def _boosting_scores(X_train, y_train, X, y, seed: int, bar: tqdm) -> dict:
     p = _PROBABILITIES[:, None]
     crps = 2 * np.maximum(p * error, (p - 1) * error).mean(0)
     pit = [np.interp(t, q, _PROBABILITIES, 0.0, 1.0) for t, q in zip(y, quantiles.T, strict=True)]
-    return _described(y, predict(), None, crps, np.array(pit))
+    return _described(y, predict(), None, crps, np.array(pit), np.array(pit))

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from pyro_dgp.table.outputs import (
 )
 from pyro_dgp.table.page import write_page
 from pyro_dgp.table.preparing import Prepared, prepared
+from pyro_dgp.table.scores import jsonable
 from pyro_dgp.table.shared import TableModel, note, task_of
 
 __all__ = ["fit_command"]
@@ -46,9 +48,10 @@ def fit_command(args: argparse.Namespace) -> int:
         "time": f"{seconds:.0f} s, of them {model.history_.seconds:.0f} for the model's {steps} "
         "steps",
     }
-    kept = {"columns": data.columns.as_dict(), "facts": facts, "held_out": as_plain(data.held_out)}
+    kept = {"facts": facts, "held_out": as_plain(data.held_out)}
     # A model that is whole, of an earlier command, stays.
-    model.save(files.partial if interrupted else files.model, **kept)
+    path = files.partial if interrupted else files.model
+    model.save(path, columns=data.columns.as_dict(), **kept)
     if interrupted:
         there = files.checkpoint.exists()
         goes_on = f", and the same command goes on from {files.checkpoint}" if there else ""
@@ -56,13 +59,16 @@ def fit_command(args: argparse.Namespace) -> int:
         return 130
     for leftover in (*model.checkpoints(), files.partial, files.options):
         leftover.unlink(missing_ok=True)
-    if len(data.held_out):
-        try:
-            with _terminated_as_interrupted():
-                _report(args, files, TableModel(model, data.columns, kept), data)
-        except KeyboardInterrupt:
-            note([f"the report was interrupted. The model is whole: {files.model}."])
-            return 130
+    own = TableModel(model, data.columns, kept)
+    try:
+        with _terminated_as_interrupted():
+            _report(args, files, own, data)
+    except KeyboardInterrupt:
+        note([f"the report was interrupted. The model is whole: {files.model}."])
+        return 130
+    except (ValueError, ArithmeticError, OSError, RuntimeError) as error:
+        note([f"the report failed: {error}. The model is whole: {files.model}."])
+        return 2
     print(f"time   {facts['time']}")
     print(f"model  {files.model}")
     return 0
@@ -116,33 +122,59 @@ class _Files:
         # The others are written, too, and removed in the end.
         for kind, is_ours in zip(kinds, (is_checkpoint, is_model, is_options), strict=True):
             check_output(getattr(found, kind), inputs, is_ours)
-        for name in args.report:
-            path = Path(name)
-            if path.suffix.lower() not in (".html", ".htm", ".json"):
-                raise ValueError(f"--report {name}: name a file that ends in .html or .json.")
-            ours = is_scores if path.suffix.lower() == ".json" else is_page
+        for path, writer in _reports(args):
+            ours = is_scores if writer is _write_scores else is_page
             check_output(path, inputs | {"model": args.output}, ours, "--report")
+        paths = [path.resolve() for path in (output, *(path for path, _ in _reports(args)))]
+        if len(set(paths)) < len(paths):
+            raise ValueError("--output and --report name the same file twice.")
         if args.report and not args.test and args.test_fraction == 0:
             raise ValueError("--report needs rows held out: --test-fraction, or --test FILE.")
-        if any(not name.endswith(".json") for name in args.report):
+        if any(writer is _write_page for _, writer in _reports(args)):
             pyplot()  # before the work, if it is missing
         return found
 
 
 def _report(args: argparse.Namespace, files: _Files, own: TableModel, data: Prepared) -> None:
     """Prints scores, keeps them in the model's file, and writes what is asked for."""
+    if not len(data.held_out):
+        note(["no row is held out: there is no report."] if args.report else [])
+        return
     rows = own.columns.inputs(data.held_out), own.columns.target_values(data.held_out)
-    progress = not args.quiet
-    scores = own.task.report(own.model, (data.X, data.y), rows, own.targets, args.seed, progress)
+    train = data.X, data.y, data.weights
+    scores = own.task.report(own.model, train, rows, own.targets, args.seed, not args.quiet)
+    own.notes["scores"] = scores = jsonable(scores)
     print(*own.task.tables(scores), sep="\n\n")
-    own.notes["scores"] = scores
-    own.model.save(files.model, **own.notes)
+    own.model.save(files.model, columns=own.columns.as_dict(), **own.notes)
+    for path, write in _reports(args):
+        write(path, args, own, data, scores)
+        print(f"report {path}")
+
+
+def _reports(args: argparse.Namespace) -> list[tuple[Path, Callable]]:
+    """Files of the report and what writes them; those first that take less.
+
+    :raises ValueError: If the ending of a name is none that is known.
+    """
+    found = []
     for name in args.report:
-        if name.endswith(".json"):
-            write_json(scores, Path(name))
-        else:
-            write_page(Path(name), own, data.held_out, scores, args.output, progress)
-        print(f"report {name}")
+        path = Path(name)
+        writer = _WRITERS.get(path.suffix.lower())
+        if writer is None:
+            raise ValueError(f"--report {name}: name a file that ends in .html or .json.")
+        found.append((path, writer))
+    return sorted(found, key=lambda one: one[1] is not _write_scores)
+
+
+def _write_scores(path: Path, args, own: TableModel, data: Prepared, scores: dict) -> None:
+    write_json(scores, path)
+
+
+def _write_page(path: Path, args, own: TableModel, data: Prepared, scores: dict) -> None:
+    write_page(path, own, data.held_out, scores, args.output, progress=not args.quiet)
+
+
+_WRITERS = {".json": _write_scores, ".html": _write_page, ".htm": _write_page}
 
 
 def _check_same_options(files: _Files, args: argparse.Namespace, X, y) -> None:

@@ -11,12 +11,13 @@ _MOST_ROWS = 2000
 
 
 def as_plain(frame: pd.DataFrame) -> dict:
-    """Columns of numbers, dates and texts as lists, None where missing; the first 2000 rows.
+    """Columns of numbers, dates and texts as lists, None where missing; 2000 rows at most.
 
     :param pandas.DataFrame frame: As of :func:`~pyro_dgp.table.cells.typed`.
     """
     found = {}
-    for name, column in frame.iloc[:_MOST_ROWS].items():
+    some = np.linspace(0, len(frame) - 1, min(len(frame), _MOST_ROWS)).round().astype(int)
+    for name, column in frame.iloc[some].items() if len(frame) else ():
         if pd.api.types.is_datetime64_any_dtype(column):
             kind, column = "date", column.dt.strftime("%Y-%m-%dT%H:%M:%S")
         else:
@@ -26,7 +27,12 @@ def as_plain(frame: pd.DataFrame) -> dict:
 
 
 def from_plain(columns: dict) -> pd.DataFrame:
-    """The rows of :func:`as_plain`."""
+    """The rows of :func:`as_plain`.
+
+    :raises ValueError: If columns have different numbers of rows.
+    """
+    if len({len(values) for _, values in columns.values()}) > 1:
+        raise ValueError("its columns have different numbers of rows")
 
     def column(kind: str, values: list) -> pd.Series:
         if kind == "date":

@@ -1,8 +1,5 @@
 """A regressor of several targets, looked at for one of them."""
 
-import numpy as np
-import torch
-
 
 class OneTarget:
     """As pictures look at a model: predictive distributions, names of inputs, training.
@@ -23,6 +20,6 @@ class OneTarget:
         """Of the target."""
         return self.model.predictive(X, z).marginal(self.index)
 
-    def cdf(self, X, y):
-        """Of the target, [N], at ``y``, [N]."""
-        return self.predictive(X).cdf(torch.as_tensor(np.array(y)))
+    def predictives(self, X):
+        """Of the target, some rows at a time."""
+        return (p.marginal(self.index) for p in self.model.predictives(X))

@@ -1,17 +1,20 @@
 """Which files a command may write over."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 from pyro_dgp._files import read_tensors
 
+#: By which a picture is known as one of ours.
+PNG_MARK = {"Software": "pyro_dgp"}
 #: By which a page is known as one of ours.
 MARK = '<meta name="generator" content="pyro_dgp">'
 
 __all__ = [
     "are_predictions", "check_output", "is_checkpoint", "is_model", "is_options", "is_page",
-    "is_scores",
+    "is_picture", "is_scores",
 ]  # fmt: skip
 
 
@@ -29,6 +32,8 @@ def check_output(
     parent = next(p for p in output.absolute().parents if p.exists())
     if not parent.is_dir():
         raise ValueError(f"{option} {output}: {parent} is no folder.")
+    if not os.access(output if output.exists() else parent, os.W_OK):
+        raise ValueError(f"{option} {output}: it may not be written.")
     if output.is_dir():
         raise ValueError(f"{option} {output} is a folder; name a file.")
     for kind, name in inputs.items():
@@ -68,6 +73,11 @@ def is_scores(path: Path) -> bool:
 def is_page(path: Path) -> bool:
     """Whether a file is a page about a model."""
     return MARK in path.read_text(encoding="utf-8", errors="replace")[:1000]
+
+
+def is_picture(path: Path) -> bool:
+    """Whether a file is a picture of ours."""
+    return b"Software\0pyro_dgp" in path.read_bytes()[:1000]
 
 
 def is_model(path: Path) -> bool:

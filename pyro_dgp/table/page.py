@@ -3,6 +3,7 @@
 import base64
 import html
 import io
+import shlex
 from pathlib import Path
 
 from pyro_dgp import plots
@@ -59,7 +60,7 @@ _HEADINGS = {
 
 def write_page(
     path: Path, own: TableModel, frame: pd.DataFrame, scores: dict, model_path: str,
-    progress: bool = False,
+    of: str = "held-out rows", progress: bool = False,
 ) -> None:  # fmt: skip
     """Writes scores, pictures and what is known of a model.
 
@@ -68,6 +69,7 @@ def write_page(
     :param pandas.DataFrame frame: Rows with targets that training did not see.
     :param dict scores: Of them.
     :param str model_path: What the model's file is called.
+    :param str of: What rows they are.
     :param bool progress: Show progress bars.
     """
     importance = importance_of(own, frame, progress)
@@ -84,9 +86,11 @@ def write_page(
         mark=MARK,
         title=html.escape(f"{kind} of {', '.join(own.targets)}"),
         facts=_facts(own.notes.get("facts", {})),
-        tables="\n".join(map(_table, own.task.tables(scores))),
+        tables="\n".join(map(_table, own.task.tables(scores, of))),
         pictures=_sections(drawn, len(own.targets) > 1),
-        command=html.escape(f"pyro-dgp predict {model_path} new.csv --output predictions.csv"),
+        command=html.escape(
+            f"pyro-dgp predict {shlex.quote(model_path)} new.csv --output predictions.csv"
+        ),
     )
     with written_whole(path) as temporary:
         Path(temporary).write_text(page, encoding="utf-8")

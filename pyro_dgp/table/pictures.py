@@ -5,9 +5,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from pyro_dgp import plots
-from pyro_dgp.table.classes import label
+from pyro_dgp.experiments.metrics import pit_bounds, randomised_pit
 from pyro_dgp.table.importance import permutation_importance
 from pyro_dgp.table.one_target import OneTarget
 from pyro_dgp.table.packages import pd
@@ -17,6 +18,8 @@ __all__ = ["Picture", "importance_of", "pictures"]
 
 # Texts of a column that densities are drawn for.
 _MOST_GROUPS = 6
+# Characters of what is held.
+_LONGEST_TITLE = 320
 # Rows that calibration is drawn of.
 _MOST_ROWS = 20_000
 
@@ -56,6 +59,7 @@ def pictures(
     typical = own.columns.typical(frame)
     for i, name in enumerate(along):
         held = ", ".join(_described(typical.drop(columns=name)))
+        held = textwrap.shorten(held, _LONGEST_TITLE, placeholder=" and so on")
         title = _plain(textwrap.fill(f"Held at: {held}", 110)) if held else None
         if name in own.columns.numbers:
             inputs, row = own.columns.inputs(frame), own.columns.inputs(typical).to_numpy()[0]
@@ -64,11 +68,13 @@ def pictures(
             values, labels = _values_of(own.columns, frame, name)
             some = typical.loc[typical.index.repeat(len(values))].reset_index(drop=True)
             some[name] = values
-            draw = views.groups(own.columns.inputs(some), [_plain(text) for text in labels], name)
+            draw = views.groups(own.columns.inputs(some), [_name(text) for text in labels], name)
         number = f"_{i + 1}" if i else ""
         caption = f"Predictions along {name}, the other columns held at typical values."
         yield Picture(f"along_input{number}", _figure(*draw, title=title), caption)
-    yield Picture(views.kind, _figure(views.some(rows)), f"Predictions of {rows} rows.")
+    rows = min(rows, len(frame))
+    caption = f"Predictions of {rows} row{'s' * (rows > 1)}."
+    yield Picture(views.kind, _figure(views.some(rows)), caption)
     history = own.model.history_
     yield Picture(
         "training", _figure(lambda ax: plots.training_curve(history, ax=ax)),
@@ -94,12 +100,17 @@ class _Densities:
     def __init__(self, own: TableModel, frame: pd.DataFrame, target: str) -> None:
         several = len(own.targets) > 1
         self.model = OneTarget(own.model, own.targets.index(target)) if several else own.model
-        self.X, self.target = own.columns.inputs(frame), _plain(target)
+        self.X, self.target = own.columns.inputs(frame), _name(target)
         self.y = frame[target].to_numpy(dtype=float)
 
     def calibration(self):
         some = slice(_MOST_ROWS)
-        pit = np.asarray(self.model.cdf(self.X[some], self.y[some]))
+        y, found, start = torch.as_tensor(np.array(self.y[some])), [], 0
+        for p in self.model.predictives(self.X[some]):
+            stop = start + p.batch_shape[0]
+            found.append(randomised_pit(*pit_bounds(p, y[start:stop]), seed=start))
+            start = stop
+        pit = torch.cat(found).numpy()
         return (
             lambda ax: plots.pit_histogram(pit, ax=ax),
             lambda ax: plots.calibration_curve(pit, ax=ax),
@@ -122,7 +133,7 @@ class _Densities:
     def groups(self, X, labels: list[str], name: str):
         def draw(ax):
             plots.marginal_densities(self.model, X, labels=labels, ax=ax)
-            ax.set(xlabel=self.target, title=f"Densities by {_plain(name)}")
+            ax.set(xlabel=self.target, title=f"Densities by {_name(name)}")
 
         return [draw]
 
@@ -144,9 +155,13 @@ class _Classes:
     )
 
     def __init__(self, own: TableModel, frame: pd.DataFrame, target: str) -> None:
-        self.model, self.X, self.target = own.model, own.columns.inputs(frame), _plain(target)
+        self.model, self.X, self.target = (
+            own.model,
+            own.columns.inputs(frame),
+            _name(target),
+        )
         self.classes = own.model.classes_
-        self.labels = [_plain(label(c)) for c in self.classes]
+        self.labels = [_name(str(c)) for c in self.classes]
         self.y = own.columns.target_values(frame)
 
     def calibration(self):
@@ -165,10 +180,10 @@ class _Classes:
         ]
 
     def groups(self, X, labels: list[str], name: str):
-        return [self._bars(X, labels, f"Probabilities by {_plain(name)}")]
+        return [self._bars(X, labels, f"Probabilities by {_name(name)}")]
 
     def some(self, rows: int):
-        labels = [f"row {i}: {_plain(label(c))}" for i, c in enumerate(self.y[:rows])]
+        labels = [f"row {i}: {_name(str(c))}" for i, c in enumerate(self.y[:rows])]
         return self._bars(self.X[:rows], labels, f"Probabilities of {self.target}")
 
     def _bars(self, X, labels: list[str], title: str):
@@ -202,14 +217,20 @@ def _figure(*draw, title: str | None = None):
 def _values_of(columns, frame: pd.DataFrame, name: str) -> tuple[list, list[str]]:
     """A few values of a column of texts or dates, and what to call them."""
     if name in columns.categories:
-        values = columns.categories[name]["kept"][:_MOST_GROUPS]
-        return values, values
+        values = columns.categories[name]["kept"][:_MOST_GROUPS] or [np.nan]
+        return values, [str(v) if v == v else "missing" for v in values]
     values = frame[name].dropna().quantile(np.linspace(0, 1, 5), interpolation="nearest").unique()
+    if not len(values):
+        return [pd.NaT], ["missing"]
     return list(values), [f"{v:%Y-%m-%d}" for v in values]
 
 
 def _plain_names(found: dict) -> dict:
     return {_plain(name): values for name, values in found.items()}
+
+
+def _name(text: str) -> str:
+    return _plain(plots.short(text))
 
 
 def _plain(text: str) -> str:
@@ -219,6 +240,8 @@ def _plain(text: str) -> str:
 
 def _described(row: pd.DataFrame) -> Iterator[str]:
     for name, value in row.iloc[0].items():
-        if hasattr(value, "strftime"):
+        if value is pd.NaT or value != value:
+            value = "missing"
+        elif hasattr(value, "strftime"):
             value = f"{value:%Y-%m-%d}"
         yield f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"

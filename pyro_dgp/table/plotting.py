@@ -4,9 +4,10 @@ import argparse
 from pathlib import Path
 
 from pyro_dgp import plots
-from pyro_dgp.table.outputs import check_output, is_page
+from pyro_dgp.table.outputs import PNG_MARK, check_output, is_page, is_picture
 from pyro_dgp.table.page import write_page
 from pyro_dgp.table.pictures import importance_of, pictures
+from pyro_dgp.table.scores import jsonable
 from pyro_dgp.table.shared import loaded, scored_rows
 
 __all__ = ["plot_command", "report_command"]
@@ -27,13 +28,14 @@ def plot_command(args: argparse.Namespace) -> int:
     if target not in own.targets:
         raise ValueError(f"--target {target}: the targets are {', '.join(own.targets)}.")
     plt = plots.pyplot()
-    frame = scored_rows(args, own)
+    frame, _ = scored_rows(args, own)
     importance = importance_of(own, frame, progress=True)
     along = args.input or max(importance, key=lambda name: importance[name][0])
     folder.mkdir(parents=True, exist_ok=True)
     for picture in pictures(own, frame, [along], target, args.rows, importance):
         path = folder / f"{picture.name}.png"
-        picture.figure.savefig(path, dpi=120)
+        check_output(path, {}, is_picture)
+        picture.figure.savefig(path, dpi=120, metadata=PNG_MARK)
         plt.close(picture.figure)
         print(f"figure  {path}")
     return 0
@@ -46,11 +48,11 @@ def report_command(args: argparse.Namespace) -> int:
     check_output(output, inputs, is_page)
     own = loaded(args.model, args.device)
     plots.pyplot()
-    frame = scored_rows(args, own)
+    frame, of = scored_rows(args, own)
     scores = own.notes.get("scores") if args.table is None else None
     if scores is None:
         X, y = own.columns.inputs(frame), own.columns.target_values(frame)
-        scores = own.task.scores(own.model, X, y, own.targets, progress=True)
-    write_page(output, own, frame, scores, args.model, progress=True)
+        scores = jsonable(own.task.scores(own.model, X, y, own.targets, progress=True))
+    write_page(output, own, frame, scores, args.model, of, progress=True)
     print(f"report  {output}")
     return 0

@@ -6,8 +6,11 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
+
 from pyro_dgp._files import written_whole
 from pyro_dgp.table.outputs import are_predictions, check_output
+from pyro_dgp.table.scores import jsonable
 from pyro_dgp.table.shared import loaded, note, scored_rows, table_of
 
 __all__ = ["evaluate_command", "predict_command"]
@@ -39,6 +42,10 @@ def predict_command(args: argparse.Namespace) -> int:
     y = None
     if all(name in frame and frame[name].notna().any() for name in columns.targets):
         y = columns.target_values(frame)
+        if columns.classes is not None:
+            new = sorted({*frame[columns.targets[0]].dropna()} - {*columns.classes})
+            if new:
+                note([f"The model does not know the classes {', '.join(new[:5])}."])
     found = own.task.predictions(own.model, columns.targets, X, y, args)
     twice = sorted({*args.keep} & {*found})
     if twice:
@@ -63,7 +70,8 @@ def _check_asked(args: argparse.Namespace, columns) -> None:
         raise ValueError(f"--draws must be from 0 to {_MOST_COLUMNS}: {args.draws}.")
     if args.density is not None:
         low, high, number = args.density
-        if not low < high or number != int(number) or not 2 <= number <= _MOST_COLUMNS:
+        whole = np.isfinite(args.density).all() and number == int(number)
+        if not (whole and low < high and 2 <= number <= _MOST_COLUMNS):
             raise ValueError(
                 "--density takes the lowest target, the highest, and a number of points from 2 to "
                 f"{_MOST_COLUMNS}: {low:g} {high:g} {number:g}."
@@ -75,11 +83,11 @@ def _check_asked(args: argparse.Namespace, columns) -> None:
 def evaluate_command(args: argparse.Namespace) -> int:
     """``pyro-dgp evaluate``."""
     own = loaded(args.model, args.device)
-    frame = scored_rows(args, own)
+    frame, of = scored_rows(args, own)
     X, y = own.columns.inputs(frame), own.columns.target_values(frame)
-    scores = own.task.scores(own.model, X, y, own.targets, progress=True)
+    scores = jsonable(own.task.scores(own.model, X, y, own.targets, progress=True))
     if args.json:
-        print(json.dumps(scores, indent=1))
+        print(json.dumps(scores, indent=1, allow_nan=False))
     else:
-        print(*own.task.tables(scores), sep="\n\n")
+        print(*own.task.tables(scores, of), sep="\n\n")
     return 0

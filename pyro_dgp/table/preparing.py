@@ -1,7 +1,7 @@
 """From a file to what trains and what is held out."""
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +11,13 @@ from scipy.stats import skew
 from pyro_dgp.table.packages import pd  # isort: split
 
 from pyro_dgp.table.cells import Conventions, typed
-from pyro_dgp.table.classes import label
-from pyro_dgp.table.columns import Columns, names_of_rows
+from pyro_dgp.table.columns import Columns, names_of_rows, without
 from pyro_dgp.table.shared import note, rows_to_score, rows_with_targets, table_of
 
 __all__ = ["Prepared", "prepared"]
 
+# Likelihoods of classes.
+_OF_CLASSES = ("bernoulli", "categorical", "ordinal")
 # Rows held out may have equals in training by chance, as small numbers do, but not so many.
 _MANY_COPIES = 0.1
 # Of a target that a logarithm would become: its skewness, and the rows that it takes to tell.
@@ -48,31 +49,30 @@ def prepared(args: argparse.Namespace) -> Prepared:
 
     :raises ValueError: If a column is not what it must be.
     """
-    frame, names, conventions = _training_table(args)
-    classes = _is_classification(args, frame)
+    frame, names, conventions, classes = _training_table(args)
     train, test = _split(args, frame, classes)
     columns = Columns.of(frame.iloc[train], args.target, names, conventions, classes)
+    if classes:
+        note([_classification(args, columns)])
     held_out = frame.iloc[test][[*columns.used, *columns.targets]].reset_index(drop=True)
     if args.test is not None:
         held_out = rows_to_score(columns, *table_of(args, args.test))
     rows = frame.iloc[train].reset_index(drop=True)
     X, y = columns.inputs(rows), columns.target_values(rows)
-    weights = None if args.weights is None else _weights(rows[args.weights])
-    if args.transform and (y <= 0).any():
-        raise ValueError(
-            f"--transform log is for positive targets, but {int((y <= 0).sum())} of {y.size} are "
-            f"not (the smallest is {y.min():g})."
-        )
+    if args.transform:
+        _check_positive(y, columns.target_values(held_out) if len(held_out) else y[:0])
     if columns.constant:
         note([f"Left out, as they do not vary: {', '.join(columns.constant)}."])
     note([*_hints(args, columns, y), *_copies(columns, rows, held_out)])
+    weights = None if args.weights is None else rows[args.weights].to_numpy()
     facts = _facts(args, columns, names, len(X), len(held_out))
     return Prepared(columns, X, y, weights, held_out, facts)
 
 
-def _training_table(args: argparse.Namespace) -> tuple[pd.DataFrame, list[str], Conventions]:
-    """Rows that have targets, columns that only name rows, and how numbers are written."""
-    table, conventions = table_of(args, args.table)
+def _training_table(args: argparse.Namespace) -> tuple[pd.DataFrame, list[str], Conventions, bool]:
+    """Rows that have targets and count, columns that only name rows, how numbers are written, and
+    whether the target is one of classes."""
+    table, given = table_of(args, args.table)
     weights = [] if args.weights is None else [args.weights]
     for name in (*args.drop, *weights):
         if name not in table.frame:
@@ -82,35 +82,45 @@ def _training_table(args: argparse.Namespace) -> tuple[pd.DataFrame, list[str], 
         if name in args.target:
             raise ValueError(f"'{name}' is the target, and cannot be something else, too.")
     table.frame = table.frame.drop(columns=args.drop)
-    frame, conventions, notes = typed(
-        table, conventions, numeric=[*args.numeric, *weights], categorical=args.categorical
-    )
-    chosen = {*args.target, *args.numeric, *args.categorical, *weights}
+    numeric = [*args.numeric, *weights]
+    frame, conventions, notes = typed(table, given, numeric=numeric, categorical=args.categorical)
+    classes = _is_classification(args, frame)
+    if classes:  # as they are written
+        target = args.target[0]
+        part = replace(table, frame=table.frame[[target]])
+        texts, _, _ = typed(part, given, usual=conventions, categorical=[target])
+        frame[target] = without(texts[target], given.missing)
+    chosen = {*args.target, *numeric, *args.categorical}
     names = {n: why for n, why in names_of_rows(frame).items() if n not in chosen}
     frame, left_out = rows_with_targets(frame, args.target)
     told = [
         f"Column '{n}' is left out: {why} (--numeric, --categorical)." for n, why in names.items()
     ]
     note([*notes, *left_out, *told])
-    return frame, [*names, *weights], conventions
+    if weights:
+        frame = _that_count(frame, args.weights)
+    return frame, [*names, *weights], conventions, classes
 
 
 def _is_classification(args: argparse.Namespace, frame: pd.DataFrame) -> bool:
-    """Whether the target is one of texts, or of two numbers only; says so."""
+    """Whether the target is one of texts or of two numbers, or the likelihood is of classes."""
     if len(args.target) > 1 or args.target[0] not in frame:
         return False
-    name = args.target[0]
-    column = frame[name]
+    column = frame[args.target[0]]
+    if column.dtype == object or args.likelihood in _OF_CLASSES:
+        return True
     two = pd.api.types.is_float_dtype(column) and column.nunique() == 2
-    if column.dtype != object and not (two and name not in args.numeric):
-        return False
-    some = ", ".join(label(v) for v in sorted(column.dropna().unique())[:5])
-    more = ", ..." if column.nunique() > 5 else ""
-    numbers = f" (--numeric '{name}' for densities of a number)" if two else ""
-    note([f"Classification: '{name}' has the {column.nunique()} classes {some}{more}{numbers}."])
+    of_numbers = args.target[0] in args.numeric or args.transform or args.likelihood
+    return two and not of_numbers
+
+
+def _classification(args: argparse.Namespace, columns: Columns) -> str:
+    name, classes = columns.targets[0], columns.classes or []
     if args.transform:
         raise ValueError(f"--transform is for targets that are numbers, but '{name}' has classes.")
-    return True
+    some = ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
+    numbers = f" (--numeric '{name}' for densities of a number)" if len(classes) == 2 else ""
+    return f"Classification: '{name}' has the {len(classes)} classes {some}{numbers}."
 
 
 def _split(
@@ -127,18 +137,33 @@ def _split(
     return np.sort(train), np.sort(test)
 
 
-def _weights(column) -> np.ndarray:
-    weights = column.to_numpy()
-    if not (weights >= 0).all():
-        raise ValueError(f"--weights {column.name}: a weight is negative or missing.")
-    return weights
+def _that_count(frame: pd.DataFrame, weights: str) -> pd.DataFrame:
+    """The rows with a positive weight."""
+    column = frame[weights]
+    if not (column >= 0).all():
+        raise ValueError(f"--weights {weights}: a weight is negative or missing.")
+    some = column > 0
+    if not some.all():
+        note([f"{(~some).sum()} of {len(frame)} rows have the weight 0, and are left out."])
+    return frame[some].reset_index(drop=True)
+
+
+def _check_positive(train: np.ndarray, held_out: np.ndarray) -> None:
+    y = np.concatenate([train, held_out])
+    if (y <= 0).any():
+        raise ValueError(
+            f"--transform log is for positive targets, but {int((y <= 0).sum())} of {y.size} are "
+            f"not (the smallest is {y.min():g})."
+        )
 
 
 def _hints(args: argparse.Namespace, columns: Columns, y: np.ndarray) -> list[str]:
     """On targets with a long tail."""
     if columns.classes or y.ndim > 1 or args.transform or args.likelihood or y.min() <= 0:
         return []
-    if len(y) < _ROWS_FOR_SKEWNESS or skew(y) < _SKEWED or abs(skew(np.log(y))) > _SKEWED / 2:
+    if len(y) < _ROWS_FOR_SKEWNESS or np.ptp(y) < 1e-9 * y.max() or skew(y) < _SKEWED:
+        return []
+    if abs(skew(np.log(y))) > _SKEWED / 2:
         return []
     return [
         f"'{columns.targets[0]}' is positive and has a long tail: --transform log models its "

@@ -1,10 +1,11 @@
 """Tables of scores, to be shown in a terminal or on a page."""
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
 
-__all__ = ["ScoreTable", "mean_and_error", "plain", "with_error"]
+__all__ = ["ScoreTable", "jsonable", "mean_and_error", "plain", "with_error"]
 
 # Numbers outside of this are written with an exponent.
 _SMALLEST, _LARGEST = 1e-6, 1e12
@@ -40,6 +41,13 @@ def mean_and_error(values: np.ndarray) -> tuple[float, float]:
     """The mean over rows, and its standard error, NaN of a single row."""
     error = values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else np.nan
     return float(values.mean()), float(error)
+
+
+def jsonable(value):
+    """Numbers that are none become None, which JSON has a word for."""
+    if isinstance(value, dict):
+        return {name: jsonable(v) for name, v in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def plain(value: float | None, digits: int = 4) -> str:

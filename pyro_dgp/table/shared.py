@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-import numpy as np
-
 from pyro_dgp.table.packages import pd  # isort: split
 
 from pyro_dgp._files import read_tensors
@@ -77,8 +75,7 @@ def note(notes: Iterable) -> None:
 def loaded(path: str, device: str) -> TableModel:
     """A model and what it knows of columns."""
     kind = read_tensors(Path(path), "model of pyro_dgp").get("class")
-    estimator = next((e.ESTIMATOR for e in (classes, densities) if e.ESTIMATOR.__name__ == kind),
-                     densities.ESTIMATOR)  # fmt: skip
+    estimator = (classes if kind == classes.ESTIMATOR.__name__ else densities).ESTIMATOR
     model = estimator.load(path, device=device)
     notes = dict(model.extra_)
     if "columns" not in notes:
@@ -86,11 +83,15 @@ def loaded(path: str, device: str) -> TableModel:
             f"{path} was not made by `pyro-dgp fit`: it does not say what columns are."
         )
     try:
-        return TableModel(model, Columns(**notes.pop("columns")), notes)
+        own = TableModel(model, Columns(**notes.pop("columns")), notes)
     except TypeError as error:
         raise ValueError(
             f"{path} was made by another version of `pyro-dgp fit`: fit it anew."
         ) from error
+    parts = (notes.get(name, {}) for name in ("facts", "held_out", "scores"))
+    if own.task.ESTIMATOR is not estimator or not all(isinstance(part, dict) for part in parts):
+        raise ValueError(f"{path} is damaged. Fit it anew.")
+    return own
 
 
 def rows_with_targets(frame: pd.DataFrame, targets: list[str]) -> tuple[pd.DataFrame, list[str]]:
@@ -100,7 +101,10 @@ def rows_with_targets(frame: pd.DataFrame, targets: list[str]) -> tuple[pd.DataF
     if not missing.any(axis=None):
         return frame, []
     if missing.any(axis=1).all():
-        raise ValueError(f"The target '{known[0]}' is missing in all rows.")
+        empty = [name for name in known if missing[name].all()]
+        if empty:
+            raise ValueError(f"The target '{empty[0]}' is missing in all rows.")
+        raise ValueError(f"In all rows one of the targets {', '.join(known)} is missing.")
     counts = ", ".join(f"'{n}'" for n in known if missing[n].any())
     number = int(missing.any(axis=1).sum())
     notes = [f"{number} of {len(frame)} rows without the target {counts} are left out."]
@@ -115,21 +119,29 @@ def rows_to_score(columns: Columns, table: Table, conventions: Conventions) -> p
     frame, left_out = rows_with_targets(frame, columns.targets)
     note(left_out)
     if columns.classes is not None:
-        known = np.isin(columns.target_values(frame), np.array(columns.classes, dtype=object))
+        known = frame[columns.targets[0]].isin(columns.classes)
         if not known.any():
             raise ValueError(f"No row has one of the classes of the target '{columns.targets[0]}'.")
         if not known.all():
-            note([f"{(~known).sum()} rows with classes that the model does not know are left out."])
+            number = f"{(~known).sum()} of {len(known)} rows"
+            note([f"{number} with classes that the model does not know are left out."])
         frame = frame[known].reset_index(drop=True)
     return frame
 
 
-def scored_rows(args: argparse.Namespace, own: TableModel) -> pd.DataFrame:
-    """The rows of the table that is named, or those that the model's file keeps."""
+def scored_rows(args: argparse.Namespace, own: TableModel) -> tuple[pd.DataFrame, str]:
+    """The rows of the table that is named, or those that the model's file keeps, and which."""
     if args.table is not None:
-        return rows_to_score(own.columns, *table_of(args, args.table))
+        name = "the standard input" if args.table == "-" else Path(args.table).name
+        return rows_to_score(own.columns, *table_of(args, args.table)), f"rows of {name}"
     if not own.notes.get("held_out"):
-        raise ValueError(
-            f"{args.model} keeps no rows that were held out (--test-fraction 0): name a table."
-        )
-    return from_plain(own.notes["held_out"])
+        raise ValueError(f"{args.model} keeps no rows that were held out: name a table.")
+    try:
+        frame = from_plain(own.notes["held_out"])
+        own.columns.inputs(frame)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{args.model} is damaged: {error}. Fit it anew.") from error
+    all_of_them = own.notes.get("scores", {}).get("rows", len(frame))
+    if all_of_them > len(frame):
+        note([f"The model keeps {len(frame)} of the {all_of_them} rows that were held out."])
+    return frame, "held-out rows"

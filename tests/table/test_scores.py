@@ -1,11 +1,14 @@
 import numpy as np
 import pytest
 import torch
-from scipy.stats import norm
+from scipy.stats import kstest, norm
 from sklearn.metrics import accuracy_score, brier_score_loss, log_loss, roc_auc_score
 
+from pyro_dgp.experiments.metrics import coverage, pit_bounds, randomised_pit
 from pyro_dgp.gp import PredictiveMixture
+from pyro_dgp.gp.likelihoods.intervals import RoundedNormal
 from pyro_dgp.table import classes, densities
+from pyro_dgp.table.densities import log_density
 from pyro_dgp.table.scores import ScoreTable, plain
 
 
@@ -35,7 +38,7 @@ class Coin:
 
 def report(model, X_train, y_train, X, y):
     """The methods' scores of one target."""
-    return densities.report(model, (X_train, y_train), (X, y), ["y"])["targets"]["y"]
+    return densities.report(model, (X_train, y_train, None), (X, y), ["y"])["targets"]["y"]
 
 
 def test_probabilities_of_a_rounded_target_count_as_densities():
@@ -85,7 +88,7 @@ def test_scores_of_classes_are_scikit_learns():
     rng = np.random.default_rng(0)
     X = rng.random((300, 1))
     y = np.where(rng.random(300) < X[:, 0], "b", "a").astype(object)
-    found = classes.report(Classifier(), (X, y), (X, y), ["y"])["targets"]["y"]
+    found = classes.report(Classifier(), (X, y, None), (X, y), ["y"])["targets"]["y"]
     own, shares, _ = found.values()
     assert own["log_loss"] == pytest.approx(log_loss(y == "b", X[:, 0]))
     assert own["brier"] == pytest.approx(2 * brier_score_loss(y == "b", X[:, 0]))
@@ -144,3 +147,36 @@ def test_a_table_of_scores_is_in_columns():
         "another        10       3 ± 1",
         "a: better.",
     ]
+
+
+def test_coverage_and_pit_of_a_lattice():
+    """Of rounded normal targets whose distribution is known; by P(y <= target) alone it is not."""
+    rng = np.random.default_rng(0)
+    loc = torch.as_tensor(rng.normal(size=4000))
+    p = PredictiveMixture(RoundedNormal(loc[None], torch.full((1, 4000), 0.6), 1.0, 0.0))
+    y = torch.as_tensor(np.round(loc.numpy() + 0.6 * rng.normal(size=4000)))
+    below, above = pit_bounds(p, y)
+    np.testing.assert_allclose(below, norm.cdf((y - 0.5 - loc) / 0.6), atol=1e-6)
+    np.testing.assert_allclose(above, norm.cdf((y + 0.5 - loc) / 0.6), atol=1e-6)
+    exact = {}
+    for level, share in coverage(below, above).items():
+        low, high = (p.quantile(0.5 + sign * level / 2) for sign in (-1, 1))
+        exact[level] = ((low <= y) & (y <= high)).double().mean().item()
+        assert share == exact[level] >= level - 4 * (level * (1 - level) / 4000) ** 0.5
+    assert coverage(above, above)[0.5] < exact[0.5] - 0.1
+    assert kstest(randomised_pit(below, above), "uniform").pvalue > 0.01
+    assert kstest(above, "uniform").pvalue < 1e-6
+
+
+def test_densities_of_targets_on_lattices_of_their_own():
+    """Probabilities over the steps 0.5 and 2; jointly over the product of both."""
+    normals = torch.distributions.Normal(torch.zeros(1, 3, 2), 1.0)
+    p = PredictiveMixture(normals, 1)
+    assert log_density(p, torch.zeros(3, 2)).tolist() == p.log_prob(torch.zeros(3, 2)).tolist()
+    rounded = RoundedNormal(torch.zeros(1, 3, 2), torch.ones(1, 3, 2), 1.0, 0.0)
+    p = PredictiveMixture(rounded, 1).affine(torch.zeros(2), torch.tensor([0.5, 2.0]))
+    at = torch.tensor([[0.5, 2.0]]).expand(3, 2)
+    single = sum(log_density(p.marginal(i), at[:, i]) for i in range(2))
+    torch.testing.assert_close(log_density(p, at), single)  # independent
+    mass = np.log(norm.cdf(1.5) - norm.cdf(0.5))
+    assert single[0].item() == pytest.approx(2 * mass - np.log(0.5 * 2))
