@@ -17,10 +17,13 @@ import warnings
 import torch
 from torch import Tensor
 
-__all__ = ["stable_cholesky", "whitened_conditional", "whitened_kl"]
+__all__ = ["WhitenedConditional", "stable_cholesky", "whitened_conditional", "whitened_kl"]
 
 _JITTER_FACTORS = (1.0, 10.0, 100.0, 1e3, 1e4)
+# Rows that stay in a core's cache with all that is computed of them.
 _ROWS = 1024
+# Columns of a triangular matrix that are multiplied at once.
+_BLOCK = 32
 
 
 def stable_cholesky(matrix: Tensor, jitter: float = 1e-6, name: str = "the matrix") -> Tensor:
@@ -76,6 +79,54 @@ def whitened_conditional(
     """
     loc, gain = _Marginals.apply(Kfu, Luu, u_loc, u_scale_tril)[:2]
     return loc, Kff_diag.unsqueeze(-1) + gain
+
+
+class WhitenedConditional:
+    r"""The function :func:`whitened_conditional` of k(x, Z) and k(x, x), for many rows.
+
+    What all rows share is computed once, and products with triangular matrices leave out their
+    zeros. There are no derivatives.
+
+    With :math:`L = [L_{ij}]` in blocks, :math:`a_i = L_{ii}^{-1} (k_i - \sum_{j < i} L_{ij} a_j)`.
+    Only the small blocks on the diagonal are inverted, which is as accurate as a solve; an inverse
+    of all of L would not be, see :class:`_Marginals`.
+
+    The arguments are those of :func:`whitened_conditional`.
+    """
+
+    def __init__(self, Luu: Tensor, u_loc: Tensor, u_scale_tril: Tensor) -> None:
+        self._u_loc, M = u_loc, len(Luu)
+        # By block: its columns, L to the left of it, its inverse, and the columns of all S_r side
+        # by side, from the diagonal on.
+        self._blocks = []
+        for start in range(0, M, _BLOCK):
+            of = slice(start, min(start + _BLOCK, M))
+            own = Luu[of, of].double()
+            inverse = torch.linalg.solve_triangular(own, _eye_like(own), upper=False).to(Luu)
+            columns = u_scale_tril[:, start:, of].transpose(0, 1).reshape(M - start, -1)
+            self._blocks.append((of, Luu[of, :start].mT, inverse.mT, columns))
+
+    @torch.no_grad()
+    def __call__(self, Kfu: Tensor, Kff_diag: Tensor) -> tuple[Tensor, Tensor]:
+        """
+        :param torch.Tensor Kfu: Cross-covariances, [n, M].
+        :param torch.Tensor Kff_diag: Prior variances, [n].
+        :returns: Means and variances, [n, R] each.
+        """
+        parts = [self._of(k) for k in Kfu.split(_ROWS)]
+        loc, form = (torch.cat(part) for part in zip(*parts, strict=True))
+        return loc, Kff_diag.unsqueeze(-1) + form
+
+    def _of(self, Kfu: Tensor) -> tuple[Tensor, Tensor]:
+        """Means, and |S_r^T a|^2 - |a|^2, of few rows."""
+        A = torch.empty_like(Kfu)
+        for of, left, inverse, _ in self._blocks:
+            A[:, of] = torch.addmm(Kfu[:, of], A[:, : of.start], left, alpha=-1) @ inverse
+        form = -A.square().sum(-1, keepdim=True)
+        for of, _, _, columns in self._blocks:
+            product = A[:, of.start :] @ columns
+            form = form + product.square_().reshape(len(A), len(self._u_loc), -1).sum(-1)
+        return A @ self._u_loc.mT, form
 
 
 class _Marginals(torch.autograd.Function):

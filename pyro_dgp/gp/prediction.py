@@ -13,6 +13,7 @@ from torch import Tensor
 from pyro_dgp._checks import check_integer
 from pyro_dgp.gp.batches import assembled
 from pyro_dgp.gp.fixed import fixed_copy, has_priors
+from pyro_dgp.gp.interpolation import interpolated
 from pyro_dgp.gp.layers import GPLayer, Layer
 from pyro_dgp.gp.mixture import PredictiveMixture
 from pyro_dgp.gp.pathwise import unit_frequencies
@@ -81,21 +82,31 @@ def predict(
             return [None if values is None else values[start:stop] for values in shared]
         return [noise(layer, stop - start, rows.stop - rows.start) for layer in hidden]
 
-    def component(model, start: int, stop: int, rows: slice):
+    def component(layers, likelihood, start: int, stop: int, rows: slice):
         h = X[rows].expand(stop - start, -1, -1)
-        for layer, epsilon in zip(model.layers[:-1], draws(start, stop, rows), strict=True):
+        for layer, epsilon in zip(layers[:-1], draws(start, stop, rows), strict=True):
             h = layer.propagate(h, epsilon)
         given = {name: value[rows] for name, value in covariates.items()}
-        return model.likelihood.predictive(*model.layers[-1].marginal(h), **given)
+        return likelihood.predictive(*layers[-1].marginal(h), **given)
 
     def parts(model, start: int, stop: int):
         """Components from ``start`` to ``stop``, of some samples and rows at a time."""
-        step = max(1, _PREDICT_ROWS // len(X))
+        layers = [layer.prepared() for layer in model.layers]
+        if shared is None:
+            step = max(1, _PREDICT_ROWS // len(X))
+            num_rows = _PREDICT_ROWS
+        else:  # all samples of few rows: what their draws have in common is computed once
+            step = min(_PREDICT_ROWS, stop - start)
+            num_rows = _PREDICT_ROWS // step
         for low in range(start, stop, step):
             high = min(low + step, stop)
-            for first in range(0, len(X), _PREDICT_ROWS):
-                rows = slice(first, min(first + _PREDICT_ROWS, len(X)))
-                yield (slice(low - start, high - start), rows), component(model, low, high, rows)
+            some = layers
+            if shared:
+                some = interpolated(layers, shared[0], slice(low, high))
+            for first in range(0, len(X), num_rows):
+                rows = slice(first, min(first + num_rows, len(X)))
+                found = component(some, model.likelihood, low, high, rows)
+                yield (slice(low - start, high - start), rows), found
 
     def mixture_of(model, start: int, stop: int):
         return assembled(parts(model, start, stop), (stop - start, len(X)))

@@ -68,6 +68,14 @@ class Layer(Parameterized):
         """
         raise NotImplementedError
 
+    def prepared(self) -> "Layer":
+        """The layer for many predictions: what does not depend on inputs is computed once.
+
+        It is asked of copies that hold values in place of parameters
+        (:func:`~pyro_dgp.gp.fixed.fixed_copy`); by default the layer itself.
+        """
+        return self
+
     def check_last(self) -> None:
         """
         :raises ValueError: If it cannot be a model's last layer.

@@ -1,5 +1,7 @@
 """Sparse variational GPs as a layer."""
 
+from collections.abc import Callable
+
 import pyro
 import pyro.distributions as dist
 import torch
@@ -9,7 +11,12 @@ from pyro.nn import PyroParam, pyro_method
 from torch import Tensor
 
 from pyro_dgp._checks import check_integer
-from pyro_dgp.gp.conditional import stable_cholesky, whitened_conditional, whitened_kl
+from pyro_dgp.gp.conditional import (
+    WhitenedConditional,
+    stable_cholesky,
+    whitened_conditional,
+    whitened_kl,
+)
 from pyro_dgp.gp.constraints import lower_triangular
 from pyro_dgp.gp.inducing import InducingNormal
 from pyro_dgp.gp.layers.base import Layer, in_mode
@@ -162,18 +169,43 @@ class GPLayer(Layer, VariationalSparseGP):
         :param torch.Tensor h: Inputs, [..., B, D_in]; any leading shape, none included.
         :returns: Means and variances, [..., B, R] each; variances are at least the jitter.
         """
-        flat = h.reshape(-1, h.shape[-1])
         with in_mode(self, "guide"):
-            Xu = self.Xu
-            Kuu = self.kernel(Xu)
-            Kff_diag = self.kernel(flat, diag=True)
-            Kfu = self.kernel(flat, Xu)
-            Luu = stable_cholesky(Kuu, self.jitter, self._pyro_name or type(self).__name__)
-            loc, var = whitened_conditional(Luu, Kfu, Kff_diag, self.u_loc, self.u_scale_tril)
+            loc, var, prior = self.conditional(h)
         # sqrt has an infinite gradient at 0, where rounding can leave a variance.
-        var = torch.maximum(var, self.jitter * Kff_diag.detach().unsqueeze(-1))
-        shape = (*h.shape[:-1], self.num_gps)
-        return loc.reshape(shape), var.reshape(shape)
+        return loc, torch.maximum(var, self.jitter * prior.detach())
+
+    def conditional(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Means and variances of the R GPs, which may be slightly negative by rounding.
+
+        :param torch.Tensor h: [..., B, D_in].
+        :returns: Both [..., B, R], and the prior's variances, [..., B, 1].
+        """
+        Luu, m, S = self._cholesky(), self.u_loc, self.u_scale_tril
+        return self._at(h, lambda Kfu, Kff: whitened_conditional(Luu, Kfu, Kff, m, S))
+
+    def prepared(self) -> "GPLayer":
+        """Also without derivatives."""
+        given = WhitenedConditional(self._cholesky(), self.u_loc, self.u_scale_tril)
+        return self.with_conditional(lambda h: self._at(h, given))
+
+    def with_conditional(self, conditional: Callable[[Tensor], tuple]) -> "GPLayer":
+        """The layer with another function in the place of :meth:`conditional`.
+
+        :param conditional: With the same argument and results.
+        """
+        new = self.__class__.__new__(self.__class__)
+        new.__dict__.update(self.__dict__, conditional=conditional)
+        return new
+
+    def _cholesky(self) -> Tensor:
+        name = self._pyro_name or type(self).__name__
+        return stable_cholesky(self.kernel(self.Xu), self.jitter, name)
+
+    def _at(self, h: Tensor, given: Callable[[Tensor, Tensor], tuple]) -> tuple[Tensor, ...]:
+        flat, shape = h.reshape(-1, h.shape[-1]), h.shape[:-1]
+        prior = self.kernel(flat, diag=True)
+        loc, var = given(self.kernel(flat, self.Xu), prior)
+        return *(t.reshape(*shape, self.num_gps) for t in (loc, var)), prior.reshape(*shape, 1)
 
     @pyro_method
     def marginal(self, h: Tensor) -> tuple[Tensor, Tensor]:

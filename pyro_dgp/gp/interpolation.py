@@ -1,0 +1,76 @@
+r"""Marginals of a GP for many draws of a latent input, from those at few of its values.
+
+The GP behind a latent layer is evaluated at every pair of a row x and a draw of z. With an RBF
+kernel its means and variances are entire functions of z, and polynomials through Chebyshev's nodes
+converge to them faster than any power of their number.
+
+How many nodes that takes is known beforehand. In units of the lengthscale of z, an RKHS element
+:math:`k(\cdot, z + i y)` of a kernel with variance 1 has the norm :math:`e^{y^2}`, and so bounds
+:math:`a_{x, z + i y}`, in which variances are quadratic. On the ellipse about the draws, of half
+width :math:`\alpha`, whose axes' sum is :math:`\rho` of these, y is at most
+:math:`\alpha b, b = \tfrac12 (\rho - 1 / \rho)`. A function of size 1 that grows to
+:math:`e^{2 \alpha^2 b^2}` there is interpolated by n nodes up to
+:math:`4\, e^{2 \alpha^2 b^2} \rho^{1 - n} / (\rho - 1)`, for any :math:`\rho > 1`.
+
+Source: Trefethen (2013), "Approximation theory and approximation practice", theorem 8.2.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pyro_dgp.gp.kernels import RBF
+from pyro_dgp.gp.layers import GPLayer, LatentLayer, Layer
+
+__all__ = ["interpolated"]
+
+
+def interpolated(layers: Sequence[Layer], z: Tensor | None, some: slice) -> list[Layer]:
+    """The layers, with fewer evaluations of the second, if it is a GP behind a latent input.
+
+    They are then for inputs [samples, N, D] with the same rows for all of those samples.
+
+    :param layers: A model's, :meth:`~pyro_dgp.gp.Layer.prepared`.
+    :param torch.Tensor z: Draws of the first layer's noise for all samples, [S, 1, noise_dim].
+    :param slice some: Samples that inputs are for.
+    """
+    found = list(layers)
+    if len(found) > 1 and type(found[0]) is LatentLayer and found[0].latent_dim == 1:
+        gp, z = found[1], z.flatten()
+        # A kernel of Pyro's with the same formula may have other inputs than columns in order.
+        if isinstance(gp, GPLayer) and type(gp.kernel) is RBF:
+            found[1] = _over_latent(gp, z, some)
+    return found
+
+
+def _over_latent(gp: GPLayer, z: Tensor, some: slice) -> GPLayer:
+    low, high = z.min().item(), z.max().item()
+    middle, half = 0.5 * (low + high), 0.5 * (high - low)
+    lengthscale = gp.kernel.lengthscale.reshape(-1)[-1].item()
+    n = _num_nodes(half / lengthscale, torch.finfo(z.dtype).eps)
+    if n >= len(z[some]):
+        return gp
+    angles = math.pi * (torch.arange(n, dtype=torch.float64, device=z.device) + 0.5) / n
+    nodes = (middle + half * angles.cos()).to(z).reshape(-1, 1, 1)
+    at = ((z[some].double() - middle) / max(half, 1e-300)).clamp(-1, 1).acos()
+    # From values at nodes to coefficients of Chebyshev polynomials, and to values at draws.
+    k = torch.arange(n, dtype=torch.float64, device=z.device)
+    weights = (at.unsqueeze(-1) * k).cos() @ (k.unsqueeze(-1) * angles).cos() * (2 / n) - 1 / n
+    weights = weights.to(z)
+
+    def conditional(h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        rows = h[0, :, :-1].expand(n, -1, -1)
+        at_nodes = gp.conditional(torch.cat([rows, nodes.expand(n, h.shape[1], 1)], -1))
+        return tuple(torch.tensordot(weights, values, 1) for values in at_nodes)
+
+    return gp.with_conditional(conditional)
+
+
+def _num_nodes(alpha: float, tolerance: float) -> int:
+    """The fewest for a relative error below the tolerance."""
+    rho = 1 + torch.logspace(-2, 3, 200, dtype=torch.float64)
+    b = 0.5 * (rho - 1 / rho)
+    needed = math.log(4 / tolerance) + 2 * (alpha * b).square() - (rho - 1).log()
+    return 1 + math.ceil((needed / rho.log()).clamp_min(0).min().item())
