@@ -38,11 +38,14 @@ def interpolated(layers: Sequence[Layer], z: Tensor | None, some: slice) -> list
     """
     found = list(layers)
     if len(found) > 1 and type(found[0]) is LatentLayer and found[0].latent_dim == 1:
-        gp, z = found[1], z.flatten()
-        # A kernel of Pyro's with the same formula may have other inputs than columns in order.
-        if isinstance(gp, GPLayer) and type(gp.kernel) is RBF:
-            found[1] = _over_latent(gp, z, some)
+        if isinstance(found[1], GPLayer) and _is_entire(found[1]):
+            found[1] = _over_latent(found[1], z.flatten(), some)
     return found
+
+
+def _is_entire(gp: GPLayer) -> bool:
+    """Whether the formulas hold: for z, the last input, with the last lengthscale."""
+    return type(gp.kernel) is RBF and gp.kernel.active_dims == list(range(gp.input_dim))
 
 
 def _over_latent(gp: GPLayer, z: Tensor, some: slice) -> GPLayer:

@@ -38,20 +38,20 @@ def bracket(
 
 
 def invert_smooth(
-    cdf: Callable[[Tensor], Tensor], density: Callable[[Tensor], Tensor], p: Tensor,
+    cdf: Callable[[Tensor], Tensor], density: Callable[[Tensor], Tensor], start: Tensor, p: Tensor,
     low: Tensor, high: Tensor, smallest: Tensor,
 ) -> Tensor:  # fmt: skip
-    """Newton's method from the middle of a bracket, kept inside it by bisection.
+    """Newton's method in a bracket, kept inside it by bisection.
 
     :param cdf: Elementwise.
     :param density: Its derivative.
+    :param torch.Tensor start: Inside the bracket, the shape of p.
     :param torch.Tensor p: Probabilities.
     :param torch.Tensor low: Where the cdf is at most p, the same shape.
     :param torch.Tensor high: Where it is at least p.
     :param torch.Tensor smallest: Beside the size of x itself, the scale to which it must be exact.
     """
-    x = 0.5 * (low + high)
-    eps = torch.finfo(p.dtype).eps
+    x, eps = start, torch.finfo(p.dtype).eps
     done = torch.zeros_like(x, dtype=torch.bool)
     before = torch.full_like(x, torch.inf)
     for _ in range(200):
