@@ -37,15 +37,18 @@ def interpolated(layers: Sequence[Layer], z: Tensor | None, some: slice) -> list
     :param slice some: Samples that inputs are for.
     """
     found = list(layers)
-    if len(found) > 1 and type(found[0]) is LatentLayer and found[0].latent_dim == 1:
-        if isinstance(found[1], GPLayer) and _is_entire(found[1]):
-            found[1] = _over_latent(found[1], z.flatten(), some)
+    if _have_formulas(found):
+        found[1] = _over_latent(found[1], z.flatten(), some)
     return found
 
 
-def _is_entire(gp: GPLayer) -> bool:
-    """Whether the formulas hold: for z, the last input, with the last lengthscale."""
-    return type(gp.kernel) is RBF and gp.kernel.active_dims == list(range(gp.input_dim))
+def _have_formulas(layers: list[Layer]) -> bool:
+    """Whether a single z is the last input of an RBF kernel, with the last lengthscale."""
+    if len(layers) < 2 or not isinstance(layers[1], GPLayer) or layers[0].latent_dim != 1:
+        return False
+    kernel, width = layers[1].kernel, layers[1].input_dim
+    known = type(layers[0]) is LatentLayer and type(kernel) is RBF
+    return known and kernel.active_dims == list(range(width))
 
 
 def _over_latent(gp: GPLayer, z: Tensor, some: slice) -> GPLayer:

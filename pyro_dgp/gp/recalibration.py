@@ -12,6 +12,7 @@ from pyro_dgp.gp.crps import _interval, _rising, integrated_crps, summed_crps
 from pyro_dgp.gp.likelihoods.special import log_ndtr
 from pyro_dgp.gp.mixture import _MOST_LATTICE_POINTS, _TAIL, PredictiveMixture
 from pyro_dgp.gp.quantiles import bracket, invert, invert_on_lattice
+from pyro_dgp.gp.transformed import transformed_moments
 
 __all__ = ["Recalibrated", "best_exponent"]
 
@@ -25,6 +26,8 @@ _MOMENT_TAIL = 1e-9
 _SAFE_TAIL = 1e-12
 # Rounds of points for moments and samples.
 _ROUNDS = 3
+# A rule that misses known moments by more does not do for others.
+_OFF_MOMENTS = 1e-5
 # How exact the probabilities of samples are.
 _SAMPLE_TOLERANCE = 1e-6
 # How far from a lattice's point a value may be, in steps.
@@ -366,6 +369,19 @@ def _moments(d: Recalibrated) -> Tensor:
         p = G.diff(dim=0, prepend=torch.zeros_like(G[:1]))
         mean = (p * x).sum(0)
         return torch.stack([mean, (p * (x - mean).square()).sum(0)])
+    if not d.base._is_normal:
+        return _moments_by_rounds(d)
+    # Both F and G(F) are negligible outside.
+    low, high = _ends(Recalibrated(d.base, min(d.exponent, 1.0), False), _MOMENT_TAIL)
+    found, off = transformed_moments(d.base, lambda F: _recalibrated(F, d.exponent), low, high)
+    rough = ~(off < _OFF_MOMENTS)
+    if bool(rough.any()):
+        found[:, rough] = _moments_by_rounds(d[rough])
+    return found
+
+
+def _moments_by_rounds(d: Recalibrated) -> Tensor:
+    """By Simpson's rule between points that come to be where they are needed."""
     x, G = _points(d)
     # About a point c near the median, where integrals of G below and of 1 - G above do not cancel:
     # E[y - c] = int_c (1 - G) dx - int^c G dx, E[(y - c)^2] = 2 int_c (x - c) (1 - G) dx + ...
