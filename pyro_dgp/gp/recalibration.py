@@ -108,7 +108,7 @@ class Recalibrated(dist.TorchDistribution):
 
     @property
     def variance(self) -> Tensor:
-        """[N]; like the mean a sum over the lattice, or an integral by Simpson's rule.
+        """[N]; like the mean a sum over the lattice, or an integral by Gauss's or Simpson's rule.
 
         For smooth F and k >= 0.5 the errors of the mean and of the standard deviation are below
         1e-3 standard deviations, and mostly far below. Tails beyond 1e-9 are cut off.

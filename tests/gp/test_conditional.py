@@ -4,7 +4,9 @@ from pyro.contrib.gp.kernels import RBF
 from pyro.contrib.gp.util import conditional
 from torch.distributions import MultivariateNormal, kl_divergence
 
+from pyro_dgp.gp import conditional as conditional_module
 from pyro_dgp.gp.conditional import (
+    WhitenedConditional,
     stable_cholesky,
     whitened_conditional,
     whitened_kl,
@@ -48,6 +50,18 @@ def test_marginals_are_those_of_the_dense_gaussian(problem):
         torch.testing.assert_close(loc[:, r], gain @ u_loc)
         cov = Kff - gain @ Kfu.mT + gain @ u_cov @ gain.mT
         torch.testing.assert_close(var[:, r], cov.diagonal())
+
+
+def test_marginals_of_blocks_are_those_of_the_whole(problem, monkeypatch):
+    kernel, Z, X, m, S = problem
+    monkeypatch.setattr(conditional_module, "_BLOCK", 3)
+    monkeypatch.setattr(conditional_module, "_ROWS", 4)
+    Luu = stable_cholesky(kernel(Z), 1e-6)
+    Kfu, Kff_diag = kernel(X, Z), kernel(X, diag=True)
+    found = WhitenedConditional(Luu, m, S)(Kfu, Kff_diag)
+    expected = whitened_conditional(Luu, Kfu, Kff_diag, m, S)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_kl_is_that_of_torch_distributions():

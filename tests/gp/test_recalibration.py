@@ -277,6 +277,25 @@ def test_moments_of_any_location_and_scale(loc, scale):
     torch.testing.assert_close(moved.stddev / scale, d.stddev, rtol=1e-4, atol=0)
 
 
+@every_exponent
+def test_moments_of_smooth_mixtures_are_exact(k):
+    d = Recalibrated(normals(S=60), k)
+    density, x = d.log_prob(LINE.unsqueeze(-1).expand(-1, 3)).exp(), LINE.unsqueeze(-1)
+    mean = torch.trapezoid(density * x, LINE, dim=0)
+    variance = torch.trapezoid(density * (x - mean).square(), LINE, dim=0)
+    torch.testing.assert_close(d.mean, mean, rtol=0, atol=1e-5)
+    torch.testing.assert_close(d.stddev, variance.sqrt(), rtol=0, atol=1e-5)
+
+
+def test_moments_of_rough_rows_take_more_points():
+    loc, scale = torch.randn(60, 4), 0.2 + torch.rand(60, 4)
+    scale[:, 2] = 1e-4
+    d = Recalibrated(PredictiveMixture(Normal(loc, scale)), 1.7)
+    found, simpson = torch.stack([d.mean, d.variance]), recalibration._moments_by_rounds(d)
+    torch.testing.assert_close(found[:, 2], simpson[:, 2])
+    assert ((found - simpson).abs() > 1e-9).any(0).tolist() == [True, True, False, True]
+
+
 def test_moments_take_the_widened_tails():
     base = PredictiveMixture(Normal(torch.zeros(1, 1), torch.ones(1, 1)))
     below = torch.linspace(-12, 0, 20001)
