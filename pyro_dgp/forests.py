@@ -280,9 +280,9 @@ class Forest:
             while len(walking):
                 x = cells.take(row_start + self.feature.take(node))
                 node = children.take(2 * node.astype(np.int64) + (x > self.threshold.take(node)))
-                inner = node >= 0
-                leaves[walking[~inner]] = node[~inner]
-                walking, node, row_start = walking[inner], node[inner], row_start[inner]
+                leaves[walking] = node  # the last one stays
+                inner = np.flatnonzero(node >= 0)
+                walking, node, row_start = (v.take(inner) for v in (walking, node, row_start))
             yield slice(first, first + len(roots)), ~leaves.reshape(len(roots), N)
 
 
