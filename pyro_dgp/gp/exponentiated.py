@@ -9,7 +9,7 @@ from torch.distributions import constraints
 
 from pyro_dgp.gp.crps import integrated_crps
 from pyro_dgp.gp.mixture import _TAIL, PredictiveMixture
-from pyro_dgp.gp.recalibration import Recalibrated, _points
+from pyro_dgp.gp.recalibration import Recalibrated, moments_about
 
 __all__ = ["Exponentiated"]
 
@@ -143,18 +143,6 @@ class Exponentiated(dist.TorchDistribution):
 
 def _moments(d: Recalibrated) -> Tensor:
     """Mean and variance of e^y, [2, N]."""
-    x, G = _points(d)
-    i = (G < 0.5).sum(0, keepdim=True).clamp_max(len(x) - 1)
-    c, above = x.gather(0, i), torch.arange(len(x) - 1).reshape(-1, 1).to(x.device) >= i
-    middle, width = 0.5 * (x[1:] + x[:-1]), x.diff(dim=0)
-    first = second = 0.0
-    for at, G_at, weight in (
-        (x[:-1], G[:-1], 1),
-        (middle, d._score_cdf(middle), 4),
-        (x[1:], G[1:], 1),
-    ):
-        growth = (at - c).exp()
-        tail = weight / 6 * width * (above.to(G) - G_at) * growth
-        first, second = first + tail.sum(0), second + (2 * (growth - 1) * tail).sum(0)
-    scale = c[0].exp()
+    c, first, second = moments_about(d, lambda x: (x.expm1(), x.exp()))
+    scale = c.exp()
     return torch.stack([scale * (1 + first), scale.square() * (second - first.square())])

@@ -431,8 +431,6 @@ class _Affine(dist.TorchDistribution):
         return self.loc + self.scale * self.base.sample(sample_shape)
 
 
-
-
 def _normal_erf(component: Distribution, y: Tensor) -> Tensor:
     """2 F - 1, in few passes over memory."""
     return (y - component.loc).mul_((math.sqrt(2) * component.scale).reciprocal()).erf_()

@@ -14,7 +14,7 @@ from pyro_dgp.gp.mixture import _MOST_LATTICE_POINTS, _TAIL, PredictiveMixture
 from pyro_dgp.gp.quantiles import bracket, invert, invert_on_lattice
 from pyro_dgp.gp.transformed import transformed_moments
 
-__all__ = ["Recalibrated", "best_exponent"]
+__all__ = ["Recalibrated", "best_exponent", "moments_about"]
 
 # Rows at a time, where there are hundreds of points a row.
 _ROWS = 512
@@ -382,21 +382,38 @@ def _moments(d: Recalibrated) -> Tensor:
 
 def _moments_by_rounds(d: Recalibrated) -> Tensor:
     """By Simpson's rule between points that come to be where they are needed."""
+    c, first, second = moments_about(d, lambda x: (x, 1.0))
+    return torch.stack([c + first, second - first.square()])
+
+
+def moments_about(
+    d: Recalibrated, h: Callable[[Tensor], tuple[Tensor, Tensor | float]]
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""First and second moments of a function h of y - c, about a point c near the median.
+
+    .. math:: E[h(y - c)] = \int h'(x - c) (1\{x \ge c\} - G(x)) dx, \qquad
+        E[h(y - c)^2] = \int 2 h h'(x - c) (1\{x \ge c\} - G(x)) dx, \qquad h(0) = 0,
+
+    where integrals of G below and of 1 - G above do not cancel.
+
+    :param Recalibrated d: Batch shape [N].
+    :param h: Gives values and derivatives.
+    :returns: c and the moments, [N] each.
+    """
     x, G = _points(d)
-    # About a point c near the median, where integrals of G below and of 1 - G above do not cancel:
-    # E[y - c] = int_c (1 - G) dx - int^c G dx, E[(y - c)^2] = 2 int_c (x - c) (1 - G) dx + ...
     i = (G < 0.5).sum(0, keepdim=True).clamp_max(len(x) - 1)
     above = torch.arange(len(x) - 1, device=x.device).reshape(-1, *[1] * (x.dim() - 1)) >= i
     c, middle, width = x.gather(0, i), 0.5 * (x[1:] + x[:-1]), x.diff(dim=0)
-    first = second = 0.0
+    first = second = torch.zeros_like(c[0])
     for at, G_at, weight in (
         (x[:-1], G[:-1], 1),
         (middle, d._score_cdf(middle), 4),
         (x[1:], G[1:], 1),
     ):
-        tail = weight / 6 * width * (above.to(G) - G_at)
-        first, second = first + tail.sum(0), second + (2 * (at - c) * tail).sum(0)
-    return torch.stack([c[0] + first, second - first.square()])
+        value, slope = h(at - c)
+        part = weight / 6 * width * slope * (above.to(G) - G_at)
+        first, second = first + part.sum(0), second + (2 * value * part).sum(0)
+    return c[0], first, second
 
 
 def _quantiles(d: Recalibrated, p: Tensor) -> Tensor:
