@@ -23,6 +23,8 @@ from pyro_dgp.sklearn.classes import ClassPool, indicators, likeliest_exponent, 
 from pyro_dgp.sklearn.features import CrossFittedFeatures
 from tests.test_sklearn import QUICK, SMALL, Malicious
 
+pytestmark = pytest.mark.whole
+
 QUICK = QUICK | {"likelihood": "auto"}
 WHOLE = QUICK | {"features": "trees", "pool": True}
 SKIPPED = {"check_sample_weight_equivalence_on_dense_data": "holds in distribution only"}

@@ -10,6 +10,8 @@ from pyro_dgp._options import add_options, given_options
 from pyro_dgp.experiments import figures, runs
 from pyro_dgp.infer import SNRSweep
 
+pytestmark = pytest.mark.whole
+
 DATA = Path(__file__).parent / "data"
 
 

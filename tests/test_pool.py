@@ -24,6 +24,8 @@ from pyro_dgp.sklearn.members import Fold
 from pyro_dgp.sklearn.pool import likeliest_width, spread, stacking_weights
 from tests.test_sklearn import SMALL, WHOLE, data
 
+pytestmark = pytest.mark.whole
+
 
 def whole(**options):
     return LatentDGPRegressor(**WHOLE | options)

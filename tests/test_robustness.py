@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from pyro_dgp.sklearn import LatentDGPRegressor
 
+pytestmark = pytest.mark.whole
+
 
 @st.composite
 def tables(draw):

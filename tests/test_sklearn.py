@@ -21,6 +21,8 @@ from pyro_dgp.gp.likelihoods import GaussianLikelihood
 from pyro_dgp.sklearn import LatentDGPClassifier, LatentDGPRegressor
 from pyro_dgp.sklearn.members import Member
 
+pytestmark = pytest.mark.whole
+
 QUICK = {
     "num_layers": 1, "num_inducing": 8, "K": 2, "num_steps": 15, "lr": 0.2, "batch_size": 32,
     "num_samples": 40, "dtype": "float64", "random_state": 0, "likelihood": "gaussian",

@@ -6,6 +6,8 @@ import pyro.poutine as poutine
 import pytest
 from scipy.stats import kstest, norm
 
+pytestmark = pytest.mark.whole
+
 TUTORIALS = Path(__file__).parents[1] / "tutorials"
 
 

@@ -9,6 +9,8 @@ from joblib.externals.loky import get_reusable_executor
 from pyro_dgp.experiments.many_runs import sweep
 from pyro_dgp.experiments.runs import RunConfig, record_path
 
+pytestmark = pytest.mark.whole
+
 DATA = Path(__file__).parents[1] / "data"
 CONFIGS = [
     RunConfig("solar", split=split, loss=loss, K=2, num_layers=1, num_inducing=8, num_steps=3,

@@ -23,6 +23,8 @@ from pyro_dgp.experiments.runs import (
 from pyro_dgp.gp import PredictiveMixture
 from pyro_dgp.infer import NonFiniteError
 
+pytestmark = pytest.mark.whole
+
 DATA = Path(__file__).parents[1] / "data"
 
 

@@ -17,6 +17,8 @@ from pyro_dgp import DRegIWELBO, LatentDGP, PartiallyCollapsedIWELBO, fit
 from pyro_dgp.gp import Likelihood
 from pyro_dgp.gp.likelihoods import LIKELIHOODS, Gamma, ZeroInflated
 
+pytestmark = pytest.mark.statistical
+
 N, D = 24, 2
 
 

@@ -14,6 +14,8 @@ from pyro_dgp.gp import GaussianLikelihood, GPLayer, LatentLayer, Layer
 from pyro_dgp.gp.kernels import kernel_named
 from pyro_dgp.gp.pathwise import features, unit_frequencies
 
+pytestmark = pytest.mark.statistical
+
 KERNELS = ["rbf", "matern12", "matern32", "matern52"]
 
 

@@ -13,6 +13,8 @@ from pyro_dgp.gp import likelihoods as lik
 from pyro_dgp.gp.fixed import fixed_copy
 from pyro_dgp.gp.recalibration import Recalibrated, best_exponent
 
+pytestmark = pytest.mark.statistical
+
 ORIGIN, STEP = 0.1, 0.5
 LATTICE = ORIGIN + STEP * torch.arange(-60, 61).double()
 LINE = torch.linspace(-15, 15, 901).double()

@@ -7,6 +7,8 @@ from pyro_dgp import DRegIWELBO, GaussianLikelihood, LatentDGP, fit
 from pyro_dgp.gp import likelihoods
 from pyro_dgp.infer import annealed_adam
 
+pytestmark = pytest.mark.statistical
+
 N = 1500
 
 #: The likelihood that simulates, that which learns, parameters to compare with relative

@@ -16,6 +16,8 @@ from pyro.infer.reparam import LocScaleReparam
 from pyro_dgp import DRegIWELBO, PartiallyCollapsedIWELBO
 from pyro_dgp.infer import dependence
 
+pytestmark = pytest.mark.statistical
+
 
 class LinearGaussian:
     """Latent sites in random plates, each a random linear function of those before it, and so the

@@ -15,6 +15,8 @@ from pyro_dgp import DRegIWELBO, PartiallyCollapsedIWELBO
 from pyro_dgp.infer import bounds, densities, paths, roles, samples
 from tests.infer.models import CASES, TWO_INIT, hierarchical, log_mean_exp, vae
 
+pytestmark = pytest.mark.statistical
+
 ESTIMATORS = [PartiallyCollapsedIWELBO, DRegIWELBO]
 both = pytest.mark.parametrize("estimator", ESTIMATORS)
 everywhere = pytest.mark.parametrize("name", CASES)

@@ -13,6 +13,8 @@ from pyro_dgp.infer.priors import drawn_by
 from tests.infer.models import CASES, Case, Y, expectation, grid, log_mean_exp, parameters
 from tests.infer.test_laws import LIMIT, ciwae, draws, estimates, exact, scores, slope
 
+pytestmark = pytest.mark.statistical
+
 INIT = {"m": 0.4, "log_t": -0.3, "a": 0.5, "b": -0.3, "log_c": -0.2, "g": 0.3, "log_s": -0.1}
 
 

@@ -13,6 +13,8 @@ from pyro_dgp.infer import SNRProfile, SNRProfiler
 from pyro_dgp.infer.moments import Moments
 from tests.infer.models import CASES, vae
 
+pytestmark = pytest.mark.statistical
+
 ESTIMATORS = [PartiallyCollapsedIWELBO, DRegIWELBO]
 
 

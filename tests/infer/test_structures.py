@@ -16,6 +16,8 @@ from pyro.infer.reparam import LocScaleReparam, TransformReparam
 
 from pyro_dgp import DRegIWELBO, PartiallyCollapsedIWELBO
 
+pytestmark = pytest.mark.statistical
+
 ESTIMATORS = [PartiallyCollapsedIWELBO, DRegIWELBO]
 both = pytest.mark.parametrize("estimator", ESTIMATORS)
 Y = torch.tensor([0.3, -0.8, 1.2, 0.1])

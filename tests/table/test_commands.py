@@ -21,6 +21,7 @@ from pyro_dgp.table.columns import Columns
 from pyro_dgp.table.held_out import as_plain, from_plain
 
 pytestmark = [
+    pytest.mark.whole,
     pytest.mark.filterwarnings("ignore:.*interactive:UserWarning"),
     pytest.mark.usefixtures("few_trees"),
 ]

@@ -13,6 +13,8 @@ from pyro_dgp.gp.fixed import fixed_copy
 from pyro_dgp.gp.mixture import PredictiveMixture
 from tests.gp.likelihoods.cases import CASES
 
+pytestmark = pytest.mark.statistical
+
 # The references have a relative error of 1e-12 of a probability, which where it is nearly 1 is an
 # absolute error of its logarithm; log densities of 1000 trials have as much from rounding.
 ROUNDING = 1e-11
