@@ -130,7 +130,7 @@ def main(num_steps=1500, num_draws=500, K=(1, 3, 10, 30, 100), num_rounds=12, pa
     for name in ESTIMATORS:
         print(along[moment].advice(estimator=name, group="encoder"))
     seconds = step_times(dgp, X[:128], y[:128], K, num_rounds)
-    print("ms a step:", {k: round(1e3 * s) for k, s in seconds.items()})
+    print("ms per step:", {k: round(1e3 * s) for k, s in seconds.items()})
     picture(along, moment, seconds, path or HERE / "figures" / "choosing_K.png")
     return along, seconds
 

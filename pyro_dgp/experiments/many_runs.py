@@ -28,7 +28,7 @@ def sweep(
 
     :param configs: What to run.
     :param folder: Gets records and checkpoints; see :func:`~pyro_dgp.experiments.runs.run`.
-    :param int num_jobs: Runs at a time; -1 for one a core.
+    :param int num_jobs: Runs at a time; -1 for one per core.
     :param bool progress: Show a progress bar with the time left.
     :returns: Records in the order of ``configs``. That of a failed run has an ``error``, and is
         tried again by the next call.

@@ -38,7 +38,7 @@ test_log_likelihood.__test__ = False
 
 #: Nominal coverages of the central intervals that :func:`evaluate` looks at.
 LEVELS = (0.5, 0.9, 0.95)
-# Draws a row for the Shapiro-Wilk statistic, whose null distribution is known up to 5000.
+# Draws per row for the Shapiro-Wilk statistic, whose null distribution is known up to 5000.
 _SHAPIRO_DRAWS = 1000
 
 

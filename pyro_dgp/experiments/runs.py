@@ -78,7 +78,7 @@ class RunConfig:
     :param int num_layers: GP layers.
     :param int latent_dim: Dimension of z, 0 for a plain deep GP.
     :param bool learned_qz: Learn q(z | x, y), or fix it to the prior.
-    :param int num_inducing: Inducing inputs a layer.
+    :param int num_inducing: Inducing inputs per layer.
     :param str likelihood: Of the targets; "gaussian" has noise of one variance.
     :param float noise_variance: Initial noise variance of the Gaussian likelihood.
     :param float noise_scale: Of "heteroscedastic", see

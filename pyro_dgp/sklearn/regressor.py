@@ -75,7 +75,7 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
     :param int num_layers: GP layers; 1 is a shallow GP with a latent input.
     :param int latent_dim: Dimension of the latent input; 0 for none.
     :param str kernel: "rbf", "matern12", "matern32" or "matern52".
-    :param int num_inducing: Inducing inputs a layer, at most the number of training rows is used.
+    :param int num_inducing: Inducing inputs per layer; at most as many as there are training rows.
     :param int K: Importance samples in training.
     :param int num_steps: Most gradient steps of a fit; None for 2000, or 4000 for more than 5000
         training rows.
@@ -89,8 +89,8 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
     :param int patience: Training ends after so many held-out scores, of which there are 50, without
         a better one; None for never.
     :param int num_samples: Components of a predictive mixture.
-    :param int n_jobs: Processes that share the fits; None for 1, -1 for one a core. In one process
-        Ctrl-C leaves a usable model.
+    :param int n_jobs: Processes that share the fits; None for 1, -1 for one per core. In one
+        process Ctrl-C leaves a usable model.
     :param str dtype: "float32" or "float64".
     :param str device: A torch device.
     :param checkpoint: File from which an interrupted ``fit`` goes on, and that it writes, beside
@@ -186,7 +186,7 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
         """Draws of targets. Waits while another thread fits, as other predictions do not.
 
         :param X: [N, D].
-        :param int n_samples: Draws a row.
+        :param int n_samples: Draws per row.
         :param random_state: As that of the class.
         :returns: [N, n_samples], or [N, n_samples, P] for several targets.
         """

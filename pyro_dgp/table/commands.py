@@ -80,7 +80,7 @@ def add_fit(commands) -> None:
         help="take fewer steps if these would last longer (default: no limit)",
     )  # fmt: skip
     fit.add_argument(
-        "--jobs", type=int, default=None, help="processes (default 1; -1 for one a core)"
+        "--jobs", type=int, default=None, help="processes (default 1; -1 for one per core)"
     )
     fit.add_argument("--layers", type=int, default=2, help="number of GP layers (default 2)")
     fit.add_argument("--dtype", choices=("float32", "float64"), default="float32")

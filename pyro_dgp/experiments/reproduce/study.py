@@ -37,7 +37,7 @@ class Size:
     :param int splits: Train-test splits, from the first one on, in studies of predictions.
     :param int test_samples: Samples per test row.
     :param int evaluations: Estimates of a model's test log-likelihood.
-    :param int jobs: Runs at a time, in studies of many splits; -1 for one a core.
+    :param int jobs: Runs at a time, in studies of many splits; -1 for one per core.
     :param str dtype: Of data and parameters.
     """
 
