@@ -22,6 +22,7 @@ from pyro_dgp.experiments.runs import (
     run,
 )
 from pyro_dgp.memory import keep_freed_memory
+from pyro_dgp.plots import pyplot
 from pyro_dgp.table.commands import add_evaluate, add_fit, add_plot, add_predict, add_report
 
 __all__ = ["main"]
@@ -68,7 +69,7 @@ def _figures():
     from pyro_dgp.experiments import figures
 
     try:
-        figures._pyplot()
+        pyplot()
     except ImportError as error:
         print(f"{error} Going on without the figure.", file=sys.stderr)
         return None

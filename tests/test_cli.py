@@ -7,7 +7,7 @@ import pytest
 
 from pyro_dgp import cli
 from pyro_dgp._options import add_options, given_options
-from pyro_dgp.experiments import figures, runs
+from pyro_dgp.experiments import runs
 from pyro_dgp.infer import SNRSweep
 
 pytestmark = pytest.mark.whole
@@ -42,7 +42,7 @@ def test_demo_without_matplotlib(monkeypatch, tmp_path, capsys):
     def missing():
         raise ImportError("Figures need Matplotlib: pip install 'pyro_dgp[plot]'.")
 
-    monkeypatch.setattr(figures, "_pyplot", missing)
+    monkeypatch.setattr(cli, "pyplot", missing)
     code = cli.main(["demo", "--K", "2", "--steps", "1", "--quiet", "--output", str(tmp_path)])
     assert code == 0
     assert "pyro_dgp[plot]" in capsys.readouterr().err

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 from pyro_dgp.table.packages import pd  # isort: split
 
@@ -15,6 +14,7 @@ from pyro_dgp.table.cells import Conventions
 from pyro_dgp.table.columns import Columns
 from pyro_dgp.table.held_out import from_plain
 from pyro_dgp.table.reading import Table, read_table
+from pyro_dgp.table.task import Task
 
 __all__ = [
     "TableModel", "loaded", "note", "rows_to_score", "rows_with_targets", "scored_rows", "table_of",
@@ -37,8 +37,8 @@ class TableModel:
     notes: dict
 
     @property
-    def task(self) -> ModuleType:
-        """What is said of predictions, and how they are scored."""
+    def task(self) -> Task:
+        """What is predicted, and how that is scored."""
         return task_of(self.columns)
 
     @property
@@ -46,7 +46,7 @@ class TableModel:
         return self.columns.targets
 
 
-def task_of(columns: Columns) -> ModuleType:
+def task_of(columns: Columns) -> Task:
     """:mod:`~pyro_dgp.table.densities` or :mod:`~pyro_dgp.table.classes`."""
     return densities if columns.classes is None else classes
 
