@@ -6,15 +6,14 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 
 from pyro_dgp.table.cells import Conventions, typed
+from pyro_dgp.table.labels import as_classes, as_texts, classes_of, labels, without
 from pyro_dgp.table.packages import pd
 from pyro_dgp.table.reading import Table
 
-__all__ = ["Columns", "names_of_rows", "without"]
+__all__ = ["Columns", "names_of_rows"]
 
 # So many categories are kept however rare; of more, those of so many rows, and no more than most.
 _FEW_CATEGORIES, _ROWS_OF_CATEGORY, _MOST_CATEGORIES = 20, 5, 50
-# Of a target; more are names, or numbers that were not understood.
-_MOST_CLASSES = 50
 # Fewer rows may be all different, or count up, by chance.
 _ROWS_TO_JUDGE = 20
 # Beyond the training rows by more than this share of their range, the model has seen nothing alike.
@@ -118,7 +117,7 @@ class Columns:
         columns = cls(
             list(targets), numbers, dates, categories,
             asdict(conventions or Conventions()), constant,
-            _classes(frame, targets[0]) if classes else None,
+            classes_of(frame[targets[0]]) if classes else None,
         )  # fmt: skip
         columns.target_values(frame)
         if not columns.used:
@@ -166,7 +165,7 @@ class Columns:
         )  # fmt: skip
         missing = [*conventions.missing, *self.conventions["missing"]]
         for name in there(self.targets if texts else []):
-            frame[name] = self._as_classes(without(frame[name], missing))
+            frame[name] = as_classes(without(frame[name], missing), self.classes or ())
         return frame, notes
 
     def inputs(self, frame: pd.DataFrame) -> pd.DataFrame:
@@ -208,7 +207,7 @@ class Columns:
             if any(seen["missing"] for seen in own.values()):
                 add(f"{name} {_MISSING}", frame[name].isna().astype("float64"))
         for name, seen in self.categories.items():
-            column = _texts(frame[name])
+            column = as_texts(frame[name])
             for category in seen["kept"]:
                 add(f"{name}_{category}", (column == category).astype("float64"))
             if seen["other"]:
@@ -231,11 +230,11 @@ class Columns:
             if column.isna().all():
                 raise ValueError(f"The target '{name}' is missing in all rows.")
             if self.classes is not None:
-                return self._labels(_texts(column))
+                return labels(as_texts(column), self.classes)
             if not pd.api.types.is_float_dtype(column):
                 kind = "dates"
                 if column.dtype == object:
-                    some = ", ".join(f"'{v}'" for v in _texts(column).dropna().unique()[:3])
+                    some = ", ".join(f"'{v}'" for v in as_texts(column).dropna().unique()[:3])
                     kind = f"texts such as {some}"
                 alone = f" For classes: --categorical '{name}'."
                 if len(self.targets) > 1:
@@ -247,24 +246,6 @@ class Columns:
             found.append(column)
         values = np.column_stack(found)
         return values[:, 0] if len(self.targets) == 1 else values
-
-    def _labels(self, texts: pd.Series) -> np.ndarray:
-        """Classes as whole numbers, whose order then is that of grades, or as texts."""
-        numbers = [_plain_number(c) == c and c.lstrip("-").isdigit() for c in self.classes or ()]
-        if not all(numbers):
-            return texts.to_numpy()
-        found = texts.map(lambda t: int(t) if t.lstrip("-").isdigit() else t, na_action="ignore")
-        return found.to_numpy(dtype=int if texts.isin(self.classes or ()).all() else object)
-
-    def _as_classes(self, column: pd.Series) -> pd.Series:
-        """Texts as the classes are written: 1.0 is 1, where that is a class."""
-        known = set(self.classes or ())
-
-        def written(text):
-            plain = _plain_number(text)
-            return plain if text not in known and plain in known else text
-
-        return column.map(written, na_action="ignore")
 
     def remarks(self, frame: pd.DataFrame) -> list[str]:
         """What about rows is unlike the training rows, as sentences."""
@@ -278,7 +259,7 @@ class Columns:
             for part, seen in own.items():
                 yield from _unlike(f"{name} ({part})", values[part], seen)
         for name, seen in self.categories.items():
-            column = _texts(frame[name])
+            column = as_texts(frame[name])
             new = column[column.notna() & ~column.isin(seen["kept"])]
             if len(new) and not seen["other"]:
                 some = ", ".join(sorted(new.unique())[:3])
@@ -300,7 +281,7 @@ class Columns:
     def _typical(self, name: str, column: pd.Series):
         if name not in self.categories:
             return column.median()
-        texts = _texts(column).dropna()
+        texts = as_texts(column).dropna()
         kept = self.categories[name]["kept"]
         return texts.mode().iat[0] if len(texts) else kept[0] if kept else np.nan
 
@@ -327,39 +308,6 @@ def _plain(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(found, index=frame.index)
 
 
-def _texts(column: pd.Series) -> pd.Series:
-    texts = column.map(lambda v: f"{v:.15g}" if isinstance(v, float) else str(v))
-    return texts.where(column.notna()).astype(object)
-
-
-def without(column: pd.Series, missing: Collection[str]) -> pd.Series:
-    """A column of texts but for those that a user has said to mean missing."""
-    return column.mask(column.isin([*missing])) if missing else column
-
-
-def _plain_number(text: str) -> str:
-    """A number in the plainest way; other texts as they are."""
-    try:
-        return f"{float(text):.15g}"
-    except ValueError:
-        return text
-
-
-def _classes(frame: pd.DataFrame, target: str) -> list:
-    """In the order of numbers, if all are, or else of the alphabet."""
-    values = _texts(frame[target]).dropna().unique()
-    if len(values) > _MOST_CLASSES:
-        some = ", ".join(f"'{v}'" for v in sorted(values)[:3])
-        raise ValueError(
-            f"The target '{target}' has {len(values)} different texts such as {some}: more "
-            f"than {_MOST_CLASSES} are no classes. It must hold numbers, or fewer texts."
-        )
-    try:
-        return sorted(values.tolist(), key=float)
-    except ValueError:
-        return sorted(values.tolist())
-
-
 def _range(name: str, values: pd.Series) -> dict | None:
     """What the training rows have; None where they have one value only."""
     _check_finite(name, values)
@@ -371,7 +319,7 @@ def _range(name: str, values: pd.Series) -> dict | None:
 
 
 def _kept(column: pd.Series) -> dict | None:
-    counts = _texts(column).value_counts()
+    counts = as_texts(column).value_counts()
     # The order of equally frequent ones must not depend on that of the rows.
     counts = counts.sort_index().sort_values(ascending=False, kind="stable")
     kept = counts

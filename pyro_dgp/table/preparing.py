@@ -11,7 +11,8 @@ from scipy.stats import skew
 from pyro_dgp.table.packages import pd  # isort: split
 
 from pyro_dgp.table.cells import Conventions, typed
-from pyro_dgp.table.columns import Columns, names_of_rows, without
+from pyro_dgp.table.columns import Columns, names_of_rows
+from pyro_dgp.table.labels import without
 from pyro_dgp.table.shared import note, rows_to_score, rows_with_targets, table_of
 
 __all__ = ["Prepared", "prepared"]

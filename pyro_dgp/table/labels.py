@@ -1,0 +1,68 @@
+"""Targets that are classes: what they are called, however a table writes them."""
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from pyro_dgp.table.packages import pd
+
+__all__ = ["as_classes", "as_texts", "classes_of", "labels", "without"]
+
+# Of a target; more are names, or numbers that were not understood.
+_MOST_CLASSES = 50
+
+
+def as_texts(column: pd.Series) -> pd.Series:
+    """Whatever a column holds, as texts; NaN where missing."""
+    texts = column.map(lambda v: f"{v:.15g}" if isinstance(v, float) else str(v))
+    return texts.where(column.notna()).astype(object)
+
+
+def without(column: pd.Series, missing: Collection[str]) -> pd.Series:
+    """A column of texts but for those that a user has said to mean missing."""
+    return column.mask(column.isin([*missing])) if missing else column
+
+
+def classes_of(target: pd.Series) -> list[str]:
+    """In the order of numbers, if all are, or else of the alphabet.
+
+    :raises ValueError: If there are more than 50.
+    """
+    values = as_texts(target).dropna().unique()
+    if len(values) > _MOST_CLASSES:
+        some = ", ".join(f"'{v}'" for v in sorted(values)[:3])
+        raise ValueError(
+            f"The target '{target.name}' has {len(values)} different texts such as {some}: more "
+            f"than {_MOST_CLASSES} are no classes. It must hold numbers, or fewer texts."
+        )
+    try:
+        return sorted(values.tolist(), key=float)
+    except ValueError:
+        return sorted(values.tolist())
+
+
+def as_classes(column: pd.Series, classes: Collection[str]) -> pd.Series:
+    """Texts as the classes are written: 1.0 is 1, where that is a class."""
+    known = set(classes)
+
+    def written(text):
+        plain = _plain_number(text)
+        return plain if text not in known and plain in known else text
+
+    return column.map(written, na_action="ignore")
+
+
+def labels(texts: pd.Series, classes: Sequence[str]) -> np.ndarray:
+    """Classes as whole numbers, whose order then is that of grades, or as texts; NaN if missing."""
+    if not all(_plain_number(c) == c and c.lstrip("-").isdigit() for c in classes):
+        return texts.to_numpy()
+    found = texts.map(lambda t: int(t) if t.lstrip("-").isdigit() else t, na_action="ignore")
+    return found.to_numpy(dtype=int if texts.isin(classes).all() else object)
+
+
+def _plain_number(text: str) -> str:
+    """A number in the plainest way; other texts as they are."""
+    try:
+        return f"{float(text):.15g}"
+    except ValueError:
+        return text
