@@ -217,11 +217,12 @@ def _train(args: argparse.Namespace) -> int:
         return _run(args, RunConfig(**given), None)
     try:
         options = json.loads(Path(args.config).read_text())
-        return _run(args, RunConfig(**(options.get("config", options) | given)), None)
+        config = RunConfig.from_dict(options.get("config", options) | given)
     except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, TypeError) as error:
         raise ValueError(
             f"--config {args.config}: no options of a run in JSON ({error})."
         ) from error
+    return _run(args, config, None)
 
 
 def _run(args: argparse.Namespace, config: RunConfig, figures) -> int:

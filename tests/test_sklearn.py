@@ -1,6 +1,8 @@
 """LatentDGPRegressor: scikit-learn's own checks, and what they do not look at."""
 
+import os
 import pickle
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -425,3 +427,18 @@ def test_rounded_targets_have_quantiles_as_they_are_written():
     # Several targets, each standardised, have no lattice in common.
     model.fit(X, np.column_stack([y, 5 - y]))
     assert model.likelihood_ == "heteroscedastic"
+
+
+def test_messages_of_other_files_are_our_own(tmp_path):
+    """None of torch's, which advises to load what it does not trust in another way."""
+
+    class Command:
+        def __reduce__(self):
+            return os.system, ("exit 1",)
+
+    torch.save({"format": "pyro_dgp model 4", "more": Command()}, tmp_path / "command.pt")
+    (tmp_path / "table.csv").write_text("a,b\n1,2\n")
+    for name in ("command.pt", "table.csv"):
+        with pytest.raises(ValueError, match="or a damaged one") as refused:
+            LatentDGPRegressor.load(tmp_path / name)
+        assert not re.search("weights_only|zip|pickle|torch", str(refused.value))

@@ -145,6 +145,14 @@ class RunConfig:
         if self.schedule == "cosine" and self.natural_lr:
             raise ValueError("schedule 'cosine' is for Adam alone: leave out natural_lr.")
 
+    @classmethod
+    def from_dict(cls, options: dict) -> "RunConfig":
+        """Of options by their names, such as a record has; those that are no more are left out.
+
+        :raises TypeError: If there is another name, or no ``dataset``.
+        """
+        return cls(**{name: value for name, value in options.items() if name not in _RETIRED})
+
     @property
     def name(self) -> str:
         """A file name's stem that tells runs apart: split, loss and K, and what is no default."""
@@ -268,8 +276,7 @@ def load_record(path: str | Path) -> tuple[RunConfig, dict]:
     """
     try:
         record = json.loads(Path(path).read_text())
-        config = {k: v for k, v in record["config"].items() if k not in _RETIRED}
-        return RunConfig(**config), record
+        return RunConfig.from_dict(record["config"]), record
     except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is no record of a run.") from error
 

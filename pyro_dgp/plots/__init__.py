@@ -4,7 +4,7 @@ Each function draws into ``ax``, or a new one, and returns it. Needs Matplotlib:
 ``pip install 'pyro_dgp[plot]'``.
 """
 
-from pyro_dgp.plots._axes import like, pyplot, short
+from pyro_dgp.plots._axes import pyplot, short
 from pyro_dgp.plots.calibration import calibration_curve, pit_histogram, reliability_curve
 from pyro_dgp.plots.classes import probabilities_along_input
 from pyro_dgp.plots.densities import (
@@ -22,7 +22,6 @@ __all__ = [
     "fan_chart",
     "importances",
     "latent_traversal",
-    "like",
     "marginal_densities",
     "pit_histogram",
     "probabilities_along_input",

@@ -2,6 +2,8 @@
 
 import argparse
 import math
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,8 +18,8 @@ from pyro_dgp.table.packages import pd
 from pyro_dgp.table.scores import ScoreTable, mean_and_error, plain, with_error
 
 __all__ = [
-    "ESTIMATOR", "LOSS", "log_density", "losses", "marginals", "predictions", "report", "scores",
-    "tables",
+    "ESTIMATOR", "LOSS", "beside", "log_density", "losses", "marginals", "predictions", "report",
+    "scores", "tables",
 ]  # fmt: skip
 
 ESTIMATOR = LatentDGPRegressor
@@ -26,6 +28,8 @@ LOSS = "CRPS"
 # The middles of 20 equal parts of (0, 1): the mean of pinball losses there is half a CRPS.
 _PROBABILITIES = (np.arange(20) + 0.5) / 20
 _OWN = "latent deep GP"
+# Numbers of rows, [N] each.
+_Rows = tuple[np.ndarray, ...]
 
 
 def report(model, data, held_out, names: list[str], seed: int = 0, progress: bool = False) -> dict:
@@ -71,16 +75,14 @@ def scores(model, X, y, names: list[str], progress: bool = False) -> dict:
         ``joint`` log-likelihood, too; see :func:`log_density`.
     """
     target = np.asarray(y, dtype=float).reshape(len(y), -1)
-    found: list[list[Tensors]] = [[] for _ in names]
-    joint, start = [], 0
+    found: list[list[_Rows]] = [[] for _ in names]
+    joint = []
     with _row_bar(len(X), "scores", progress) as bar:
-        for p in model.predictives(X):
-            part = torch.as_tensor(target[start : start + p.batch_shape[0]])
+        for p, part in beside(model.predictives(X), target):
             for i, one in enumerate(marginals(p)):
                 found[i].append(_per_row(one, part[:, i]))
             if len(names) > 1:
                 joint.append(log_density(p, part).numpy())
-            start += len(part)
             bar.update(len(part))
     values = [[np.concatenate(v) for v in zip(*parts, strict=True)] for parts in found]
     described = {
@@ -93,7 +95,12 @@ def scores(model, X, y, names: list[str], progress: bool = False) -> dict:
     return result
 
 
-Tensors = tuple[np.ndarray, ...]
+def beside(predictives: Iterable, y: np.ndarray) -> Iterator[tuple[Any, torch.Tensor]]:
+    """Predictive distributions of some rows at a time, and the targets of these."""
+    rest = torch.as_tensor(np.array(y))  # a copy: it may be read-only
+    for p in predictives:
+        part, rest = rest.tensor_split([p.batch_shape[0]])
+        yield p, part
 
 
 def marginals(p) -> list:
@@ -218,7 +225,7 @@ def _row_bar(rows: int, what: str | None, progress: bool) -> tqdm:
     return tqdm(total=rows, desc=what, disable=None if progress else True, unit="row")
 
 
-def _per_row(p, y: torch.Tensor) -> Tensors:
+def _per_row(p, y: torch.Tensor) -> _Rows:
     """Of one target: mean, log density, CRPS, P(target < y) and P(target <= y), [N] each."""
     values = (p.mean, log_density(p, y), p.crps(y), *pit_bounds(p, y))
     return tuple(t.numpy() for t in values)

@@ -104,6 +104,7 @@ class _Files:
     checkpoint: Path
     partial: Path
     options: Path
+    reports: list[tuple[Path, Callable]]
 
     @classmethod
     def checked(cls, args: argparse.Namespace) -> "_Files":
@@ -118,19 +119,20 @@ class _Files:
         inputs = {"table": args.table, "test table": args.test or "-"}
         check_output(output, inputs, is_model)
         kinds = ("checkpoint", "partial", "options")
-        found = cls(output, *(output.with_name(f"{output.name}.{kind}") for kind in kinds))
+        others = (output.with_name(f"{output.name}.{kind}") for kind in kinds)
+        found = cls(output, *others, _reports(args))
         # The others are written, too, and removed in the end.
         for kind, is_ours in zip(kinds, (is_checkpoint, is_model, is_options), strict=True):
             check_output(getattr(found, kind), inputs, is_ours)
-        for path, writer in _reports(args):
+        for path, writer in found.reports:
             ours = is_scores if writer is _write_scores else is_page
             check_output(path, inputs | {"model": args.output}, ours, "--report")
-        paths = [path.resolve() for path in (output, *(path for path, _ in _reports(args)))]
+        paths = [path.resolve() for path in (output, *(path for path, _ in found.reports))]
         if len(set(paths)) < len(paths):
             raise ValueError("--output and --report name the same file twice.")
-        if args.report and not args.test and args.test_fraction == 0:
+        if found.reports and not args.test and args.test_fraction == 0:
             raise ValueError("--report needs rows held out: --test-fraction, or --test FILE.")
-        if any(writer is _write_page for _, writer in _reports(args)):
+        if any(writer is _write_page for _, writer in found.reports):
             pyplot()  # before the work, if it is missing
         return found
 
@@ -138,7 +140,7 @@ class _Files:
 def _report(args: argparse.Namespace, files: _Files, own: TableModel, data: Prepared) -> None:
     """Prints scores, keeps them in the model's file, and writes what is asked for."""
     if not len(data.held_out):
-        note(["no row is held out: there is no report."] if args.report else [])
+        note(["no row is held out: there is no report."] if files.reports else [])
         return
     rows = own.columns.inputs(data.held_out), own.columns.target_values(data.held_out)
     train = data.X, data.y, data.weights
@@ -146,7 +148,7 @@ def _report(args: argparse.Namespace, files: _Files, own: TableModel, data: Prep
     own.notes["scores"] = scores = jsonable(scores)
     print(*own.task.tables(scores), sep="\n\n")
     own.model.save(files.model, columns=own.columns.as_dict(), **own.notes)
-    for path, write in _reports(args):
+    for path, write in files.reports:
         write(path, args, own, data, scores)
         print(f"report {path}")
 

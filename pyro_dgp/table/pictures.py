@@ -9,6 +9,7 @@ import torch
 
 from pyro_dgp import plots
 from pyro_dgp.experiments.metrics import pit_bounds, randomised_pit
+from pyro_dgp.table.densities import beside
 from pyro_dgp.table.importance import permutation_importance
 from pyro_dgp.table.one_target import OneTarget
 from pyro_dgp.table.packages import pd
@@ -105,12 +106,9 @@ class _Densities:
 
     def calibration(self):
         some = slice(_MOST_ROWS)
-        y, found, start = torch.as_tensor(np.array(self.y[some])), [], 0
-        for p in self.model.predictives(self.X[some]):
-            stop = start + p.batch_shape[0]
-            found.append(randomised_pit(*pit_bounds(p, y[start:stop]), seed=start))
-            start = stop
-        pit = torch.cat(found).numpy()
+        parts = beside(self.model.predictives(self.X[some]), self.y[some])
+        bounds = [torch.stack(pit_bounds(p, y)) for p, y in parts]
+        pit = randomised_pit(*torch.cat(bounds, 1)).numpy()
         return (
             lambda ax: plots.pit_histogram(pit, ax=ax),
             lambda ax: plots.calibration_curve(pit, ax=ax),
@@ -155,11 +153,8 @@ class _Classes:
     )
 
     def __init__(self, own: TableModel, frame: pd.DataFrame, target: str) -> None:
-        self.model, self.X, self.target = (
-            own.model,
-            own.columns.inputs(frame),
-            _name(target),
-        )
+        self.model, self.target = own.model, _name(target)
+        self.X = own.columns.inputs(frame)
         self.classes = own.model.classes_
         self.labels = [_name(str(c)) for c in self.classes]
         self.y = own.columns.target_values(frame)

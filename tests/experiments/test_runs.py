@@ -1,6 +1,6 @@
 import json
 import multiprocessing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -264,3 +264,13 @@ def test_a_failed_write_leaves_the_old_record(tmp_path):
         write_json({"a": object()}, path)
     assert json.loads(path.read_text()) == {"a": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["record.json"]
+
+
+def test_records_of_earlier_versions_are_read(tmp_path):
+    config = RunConfig("demo", K=3)
+    options = asdict(config) | {"encoder_optimizer": "adam", "encoder_batch_size": 0}
+    write_json({"config": options}, tmp_path / "record.json")
+    assert load_record(tmp_path / "record.json")[0] == config
+    write_json({"config": options | {"K_": 3}}, tmp_path / "record.json")
+    with pytest.raises(ValueError, match="is no record of a run"):
+        load_record(tmp_path / "record.json")
