@@ -2,19 +2,19 @@
 
 from functools import cached_property
 
-import pyro.distributions as dist
 import torch
 from torch import Tensor
 from torch.distributions import constraints
 
 from pyro_dgp.gp.crps import integrated_crps
+from pyro_dgp.gp.derived import Derived
 from pyro_dgp.gp.mixture import _TAIL, PredictiveMixture
 from pyro_dgp.gp.recalibration import Recalibrated, moments_about
 
 __all__ = ["Exponentiated"]
 
 
-class Exponentiated(dist.TorchDistribution):
+class Exponentiated(Derived):
     r"""The distribution of e^y for a predictive distribution of y = log t.
 
     .. math:: p(t) = p_y(\log t) / t, \qquad P(\text{target} \le t) = F_y(\log t)
@@ -23,43 +23,20 @@ class Exponentiated(dist.TorchDistribution):
     :raises ValueError: If the base has a lattice: e^y would have none.
     """
 
-    arg_constraints = {}
-    has_rsample = False
+    lattice = None
 
     def __init__(self, base: PredictiveMixture | Recalibrated, validate_args=None) -> None:
         if base.lattice is not None:
             raise ValueError("base has probabilities of a lattice, which e^y has not.")
-        self.base = base
-        super().__init__(base.batch_shape, base.event_shape, validate_args=validate_args)
-
-    lattice = None
-
-    @property
-    def num_components(self) -> int:
-        """Of the base."""
-        return self.base.num_components
+        super().__init__(base, validate_args)
 
     @property
     def support(self):
         return constraints.independent(constraints.positive, len(self.event_shape))
 
-    def expand(self, batch_shape, _instance=None):
-        return self._with(self.base.expand(batch_shape))
-
-    def __getitem__(self, rows) -> "Exponentiated":
-        """The distribution of some rows of the batch.
-
-        :param rows: An index into the batch's first dimension: a slice, a list or a tensor.
-        """
-        return self._with(self.base[rows])
-
     def marginal(self, output: int) -> "Exponentiated":
         """Of one of several outputs, see :meth:`PredictiveMixture.marginal`."""
         return self._with(self.base.marginal(output))
-
-    def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> "Exponentiated":
-        """The distribution in another dtype and on a device."""
-        return self._with(self.base.to(dtype, device))
 
     @property
     def mean(self) -> Tensor:

@@ -4,11 +4,11 @@ import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
 
-import pyro.distributions as dist
 import torch
 from torch import Tensor
 
 from pyro_dgp.gp.crps import _interval, _rising, integrated_crps, summed_crps
+from pyro_dgp.gp.derived import Derived
 from pyro_dgp.gp.likelihoods.special import log_ndtr
 from pyro_dgp.gp.mixture import _MOST_LATTICE_POINTS, _TAIL, PredictiveMixture
 from pyro_dgp.gp.quantiles import bracket, invert, invert_on_lattice
@@ -34,7 +34,7 @@ _SAMPLE_TOLERANCE = 1e-6
 _OFF = 0.1
 
 
-class Recalibrated(dist.TorchDistribution):
+class Recalibrated(Derived):
     r"""A predictive distribution F with another distribution function, G(F(y)).
 
     .. math:: G(u) = \frac{u^k}{u^k + (1 - u)^k}, \qquad \mathrm{logit}\,G(u) = k\,\mathrm{logit}\,u
@@ -52,9 +52,6 @@ class Recalibrated(dist.TorchDistribution):
     :raises ValueError: If targets have a dimension of outputs, or k is not positive and finite.
     """
 
-    arg_constraints = {}
-    has_rsample = False
-
     def __init__(self, base: PredictiveMixture, exponent: float, validate_args=None) -> None:
         if base.event_dim:
             raise ValueError(
@@ -62,13 +59,8 @@ class Recalibrated(dist.TorchDistribution):
             )
         if not 0 < exponent < math.inf:
             raise ValueError(f"exponent must be positive and finite, but it is {exponent}.")
-        self.base, self.exponent = base, float(exponent)
-        super().__init__(base.batch_shape, base.event_shape, validate_args=validate_args)
-
-    @property
-    def num_components(self) -> int:
-        """Of the base."""
-        return self.base.num_components
+        self.exponent = float(exponent)
+        super().__init__(base, validate_args)
 
     @property
     def support(self):
@@ -79,16 +71,6 @@ class Recalibrated(dist.TorchDistribution):
         """An origin and a step, if targets lie on origin + step k and have probabilities."""
         return self.base.lattice
 
-    def expand(self, batch_shape, _instance=None):
-        return self._with(self.base.expand(batch_shape))
-
-    def __getitem__(self, rows) -> "Recalibrated":
-        """The distribution of some rows of the batch.
-
-        :param rows: An index into the batch's first dimension: a slice, a list or a tensor.
-        """
-        return self._with(self.base[rows])
-
     def affine(self, loc: Tensor | float, scale: Tensor | float) -> "Recalibrated":
         """The distribution of loc + scale y.
 
@@ -96,10 +78,6 @@ class Recalibrated(dist.TorchDistribution):
         :param scale: A positive number.
         """
         return self._with(self.base.affine(loc, scale))
-
-    def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> "Recalibrated":
-        """The distribution in another dtype and on a device."""
-        return self._with(self.base.to(dtype, device))
 
     @property
     def mean(self) -> Tensor:

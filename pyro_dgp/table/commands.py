@@ -154,7 +154,7 @@ def add_plot(commands) -> None:
         "plot",
         help="draw the predictive densities of a model of `pyro-dgp fit`",
         description="Draws calibration on the rows of a table, which columns matter, densities of "
-        "the first rows, and density, quantiles and what the latent input does along one column, "
+        "some rows, and density, quantiles and what the latent input does along one column, "
         "the others at medians and most frequent texts.",
         epilog="example: pyro-dgp plot houses.pt houses.csv --input area --output figures",
     )
@@ -169,7 +169,9 @@ def add_plot(commands) -> None:
     plot.add_argument(
         "--target", default=None, metavar="COLUMN", help="which of several (default: the first)"
     )
-    plot.add_argument("--rows", type=int, default=3, help="rows to draw densities of (default 3)")
+    plot.add_argument(
+        "--rows", type=int, default=3, help="rows to draw, by their targets (default 3)"
+    )
     plot.add_argument("--output", default="figures", help="folder to write to (default figures)")
     plot.add_argument("--device", default="cpu", help="torch device (default cpu)")
 

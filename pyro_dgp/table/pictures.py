@@ -74,7 +74,8 @@ def pictures(
         caption = f"Predictions along {name}, the other columns held at typical values."
         yield Picture(f"along_input{number}", _figure(*draw, title=title), caption)
     rows = min(rows, len(frame))
-    caption = f"Predictions of {rows} row{'s' * (rows > 1)}."
+    spread = ", whose targets lie from low to high" if rows > 1 else ""
+    caption = f"Predictions of {rows} row{'s' * (rows > 1)}{spread}."
     yield Picture(views.kind, _figure(views.some(rows)), caption)
     history = own.model.history_
     yield Picture(
@@ -136,9 +137,10 @@ class _Densities:
         return [draw]
 
     def some(self, rows: int):
-        some = slice(rows)
+        some = _spread(self.y, rows)
+        labels = [f"row {i}" for i in some]
         return lambda ax: plots.marginal_densities(
-            self.model, self.X[some], self.y[some], ax=ax
+            self.model, self.X.iloc[some], self.y[some], labels=labels, ax=ax
         ).set_xlabel(self.target)
 
 
@@ -178,8 +180,9 @@ class _Classes:
         return [self._bars(X, labels, f"Probabilities by {_name(name)}")]
 
     def some(self, rows: int):
-        labels = [f"row {i}: {_name(str(c))}" for i, c in enumerate(self.y[:rows])]
-        return self._bars(self.X[:rows], labels, f"Probabilities of {self.target}")
+        some = _spread(self.y.astype(str), rows)
+        labels = [f"row {i}: {_name(str(self.y[i]))}" for i in some]
+        return self._bars(self.X.iloc[some], labels, f"Probabilities of {self.target}")
 
     def _bars(self, X, labels: list[str], title: str):
         shares = self.model.predict_proba(X)
@@ -196,6 +199,12 @@ class _Classes:
             ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
 
         return draw
+
+
+def _spread(y: np.ndarray, number: int) -> np.ndarray:
+    """Rows whose targets are spread evenly over all that there are, from low to high."""
+    middles = (np.arange(number) + 0.5) / number * len(y)
+    return np.argsort(y, kind="stable")[middles.astype(int)]
 
 
 def _figure(*draw, title: str | None = None):
