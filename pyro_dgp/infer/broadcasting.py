@@ -5,14 +5,20 @@ from collections.abc import Callable
 import pyro.poutine as poutine
 import torch
 from pyro.poutine import Trace
-from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
 from pyro_dgp.infer.densities import local_log_prob
 from pyro_dgp.infer.random_state import random_state, same_random_state, untouched_random_state
 from pyro_dgp.infer.roles import Roles
 from pyro_dgp.infer.samples import SamplePlate
-from pyro_dgp.infer.sites import is_drawn, log_prob, random_sites, with_values, without_points
+from pyro_dgp.infer.sites import (
+    is_drawn,
+    log_prob,
+    random_sites,
+    subsample_sites,
+    with_values,
+    without_points,
+)
 from pyro_dgp.infer.structure import both_traces, run_guide
 
 __all__ = ["UNKNOWN", "wrong_broadcasting", "wrongly_broadcast"]
@@ -58,9 +64,9 @@ def wrongly_broadcast(
         for name, site in random_sites(one).items():
             if num_sets > 1 or roles.is_local(site):
                 common.remove_node(name)
-        for name, site in model_trace.nodes.items():
-            if site["type"] == "sample" and site_is_subsample(site):
-                common.nodes[name] = one.nodes[name] = site
+        rows = subsample_sites(model_trace)
+        common.nodes.update(rows)
+        one.nodes.update(rows)
         del model_trace
         other = run_guide(guide, poutine.replay(guide, trace=common), args, kwargs)
         for name, site in common.nodes.items():
@@ -78,19 +84,18 @@ def wrongly_broadcast(
             # In several sets it need not be; else the run that is wanted will say why.
             return str(error) if num_sets > 1 else None
     for key, density in together.items():
-        pair = [densities.get(key) for densities in apart]
-        if not _is_pair(density, *pair, roles.nesting):
+        if not _is_pair(density, apart[0].get(key), apart[1].get(key), roles.nesting):
             return key[1]
     return None
 
 
 def _stacked(one: Trace, other: Trace, roles: Roles, num_sets: int) -> dict[str, Tensor]:
     """Two draws of each site that samples have their own of, side by side."""
-    values = {}
+    values, others = {}, random_sites(other)
     for name, site in random_sites(one).items():
         own = roles.is_local(site) or (num_sets > 1 and name in roles.averaged)
         if is_drawn(site) and own:
-            pair = [trace.nodes[name]["value"] for trace in (one, other)]
+            pair = site["value"], others[name]["value"]
             padding = (1,) * (roles.nesting - (pair[0].dim() - site["fn"].event_dim))
             values[name] = torch.stack([value.reshape(padding + value.shape) for value in pair])
     return values

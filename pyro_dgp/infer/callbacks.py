@@ -76,9 +76,11 @@ class EarlyStopping:
         score = self.score()
         self.steps.append(step + 1)
         self.scores.append(math.inf if math.isnan(score) else score)
-        if self.best == len(self.scores) - 1:
+        last, best = len(self.scores) - 1, self.best
+        if best is None or best == last:
             self._best = copy.deepcopy(self.module.state_dict())
-        return self.patience is not None and len(self.scores) - 1 - self.best >= self.patience
+            return False
+        return self.patience is not None and last - best >= self.patience
 
     def restore_best(self) -> None:
         """Gives the module the parameters of the best score, if there is one."""

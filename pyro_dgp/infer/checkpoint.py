@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pyro_dgp._files import read_tensors, write_tensors
 from pyro_dgp.infer.random_state import random_state, set_random_state, untouched_random_state
+from pyro_dgp.infer.sites import unconstrained_parameters
 
 __all__ = ["parameters_of", "read_checkpoint", "restore", "save_checkpoint"]
 
@@ -83,37 +84,37 @@ def parameters_of(model: Callable, guide: Callable, args: tuple) -> dict[str, Te
         with poutine.trace(param_only=True) as capture:
             guide_trace = poutine.trace(guide).get_trace(*args)
             poutine.replay(model, trace=guide_trace)(*args)
-        return {name: site["value"].unconstrained() for name, site in capture.trace.nodes.items()}
+        return unconstrained_parameters(capture.trace)
 
 
-def _match(path, saved: dict[str, Tensor], parameters: dict[str, Tensor]) -> dict[str, str]:
+def _match(
+    path: str | Path, saved: dict[str, Tensor], parameters: dict[str, Tensor]
+) -> dict[str, str]:
     """The model's name of each saved parameter."""
-
-    def key(name: str) -> str:
-        return re.sub(r"^[^.$]*(?=[.$])", "", name)
-
-    if len({key(name) for name in parameters}) < len(parameters):
-        key = str  # several models in one: their first names count
-
-    def first(names) -> ValueError:
-        return ValueError(
-            f"{path} is the checkpoint of another model: {sorted(names)[0]} is in one of the two, "
-            "or of another shape or dtype. Use another file name, or remove it."
-        )
-
-    current = {key(name): name for name in parameters}
-    names = {name: current.get(key(name)) for name in saved}
-    strange = [
-        name
-        for name, mine in names.items()
-        if mine is None
-        or parameters[mine].shape != saved[name].shape
-        or parameters[mine].dtype != saved[name].dtype
-    ]
-    missing = set(parameters) - set(names.values())
+    by_rest = {_without_first_part(name): name for name in parameters}
+    if len(by_rest) == len(parameters):
+        found = {name: by_rest.get(_without_first_part(name)) for name in saved}
+    else:  # several models in one: their first names count
+        found = {name: name if name in parameters else None for name in saved}
+    names = {
+        name: mine
+        for name, mine in found.items()
+        if mine is not None
+        and parameters[mine].shape == saved[name].shape
+        and parameters[mine].dtype == saved[name].dtype
+    }
+    strange = saved.keys() - names.keys()
+    missing = parameters.keys() - names.values()
     if strange or missing or len(set(names.values())) < len(names):
-        raise first(strange or missing or names)
+        raise ValueError(
+            f"{path} is the checkpoint of another model: {min(strange or missing or names)} is in "
+            "one of the two, or of another shape or dtype. Use another file name, or remove it."
+        )
     return names
+
+
+def _without_first_part(name: str) -> str:
+    return re.sub(r"^[^.$]*(?=[.$])", "", name)
 
 
 def _with_arrays(state: dict) -> dict:

@@ -1,6 +1,8 @@
 """Whether each datum's weight depends on its own draws only."""
 
 import math
+from functools import reduce
+from operator import add
 
 import torch
 from pyro.poutine import Trace
@@ -9,6 +11,7 @@ from torch import Tensor
 from pyro_dgp.infer.densities import local_log_prob
 from pyro_dgp.infer.rerun import Rerun, differs, equal
 from pyro_dgp.infer.roles import Roles
+from pyro_dgp.infer.sites import Site
 
 __all__ = ["refuse_coupling"]
 
@@ -34,8 +37,8 @@ def refuse_coupling(
     again = _local_densities(rerun.with_draws({}), roles)
     if any(not equal(x, again[key]) for key, x in base.items()):
         return _refuse_derivatives(model_trace, guide_trace, roles, draws, numbers)
-    nodes = model_trace.nodes, guide_trace.nodes
-    number_of = {(i, name): numbers.of(nodes[i][name]) for i, name in base}
+    local = roles.local(model_trace), roles.local(guide_trace)
+    number_of = {(i, name): numbers.of(local[i][name]) for i, name in base}
     # Far away, where what lies behind a threshold shows, too; or where the guide has its draws, if
     # the model does not take others.
     for seed in (1, 0):
@@ -92,7 +95,7 @@ class _Numbers:
         self.by_group: dict[tuple, Tensor] = {}
         self.total = 0
 
-    def of(self, site: dict) -> Tensor:
+    def of(self, site: Site) -> Tensor:
         """In the shape of a local site's plates."""
         group, sizes = self.roles.group(site), self.roles.weight_dims(site)
         if group not in self.by_group:
@@ -102,7 +105,7 @@ class _Numbers:
             self.total += size
         return self.by_group[group]
 
-    def of_draw(self, site: dict) -> Tensor:
+    def of_draw(self, site: Site) -> Tensor:
         """In a shape that broadcasts with the draw."""
         number, event_dim = self.of(site), site["fn"].event_dim
         batch_dim = site["value"].dim() - event_dim
@@ -139,21 +142,20 @@ def _refuse_derivatives(
     numbers: _Numbers,
 ) -> None:
     """By derivatives: those of densities by draws of other data must be 0."""
+    local = roles.local(model_trace), roles.local(guide_trace)
     terms = [
-        (term, numbers.of((model_trace, guide_trace)[i].nodes[name]))
+        (term, numbers.of(local[i][name]))
         for (i, name), term in _local_densities((model_trace, guide_trace), roles).items()
         if term.requires_grad
     ]
-    names = [
-        name
-        for name, value in draws.items()
-        if value.requires_grad and roles.is_local(guide_trace.nodes[name])
-    ]
+    names = [name for name, value in draws.items() if value.requires_grad and name in local[1]]
     if not terms or not names:
         return
     for bit in range(numbers.total_bits):
         for side in (0, 1):
-            chosen = sum(term.where(_has(n, bit, side, term), 0.0).sum() for term, n in terms)
+            chosen = reduce(
+                add, (term.where(_has(n, bit, side, term), 0.0).sum() for term, n in terms)
+            )
             try:
                 gradients = torch.autograd.grad(
                     chosen, [draws[n] for n in names], retain_graph=True, allow_unused=True
@@ -163,6 +165,6 @@ def _refuse_derivatives(
             for name, gradient in zip(names, gradients, strict=True):
                 if gradient is None:
                     continue
-                other = _has(numbers.of_draw(guide_trace.nodes[name]), bit, 1 - side, gradient)
+                other = _has(numbers.of_draw(local[1][name]), bit, 1 - side, gradient)
                 if bool((other & (gradient != 0) & gradient.isfinite()).any()):
                     raise _coupled(roles, name)

@@ -11,36 +11,54 @@ A sequential plate (``for n in pyro.plate(...)``) is the same structure with one
 import math
 
 import torch
-from pyro.distributions.util import scale_and_mask
+from pyro.distributions.util import scale_and_mask, sum_rightmost
 from pyro.poutine import Trace
 from torch import Tensor
 from torch.distributions import kl_divergence
 
 from pyro_dgp.infer.roles import Roles
-from pyro_dgp.infer.sites import delta, is_masked, log_prob, random_sites
+from pyro_dgp.infer.sites import Site, delta, is_masked, log_prob, random_sites
 
-__all__ = ["closed_form_kl", "global_elbo", "local_log_prob", "sum_within_weights", "tempering"]
+__all__ = [
+    "closed_form_kl",
+    "global_elbo",
+    "local_log_prob",
+    "sum_of_draw",
+    "sum_within_weights",
+    "tempering",
+]
 
 
-def local_log_prob(site: dict, value: Tensor, roles: Roles) -> Tensor:
+def local_log_prob(site: Site, value: Tensor, roles: Roles) -> Tensor:
     """A local site's log density in its weights, without the weight plates' N/B.
 
     What ``poutine.scale`` adds stays, as does ``poutine.mask``.
 
     :returns: [samples, ..., datum], with all that is inside a weight summed to size 1.
     """
-    result = scale_and_mask(log_prob(site, value), tempering(site, roles), site["mask"])
+    result = _scaled(log_prob(site, value), tempering(site, roles), site["mask"])
     return sum_within_weights(result, site, roles)
 
 
-def sum_within_weights(x: Tensor, site: dict, roles: Roles) -> Tensor:
+def sum_within_weights(x: Tensor, site: Site, roles: Roles) -> Tensor:
     """Sums over what stands inside a weight, keeping dimensions: other plates, and none at all."""
     kept = roles.weight_dims(site)
     inside = [-d for d in range(1, min(roles.nesting, x.dim()) + 1) if -d not in kept]
     return x.sum(inside, keepdim=True) if inside else x
 
 
-def tempering(site: dict, roles: Roles) -> Tensor | float:
+def sum_of_draw(x: Tensor, site: Site, roles: Roles) -> Tensor:
+    """Sums a tensor in the shape of a draw: over the event, and over what is inside a weight."""
+    summed: Tensor = sum_rightmost(x, site["fn"].event_dim)  # pyright: ignore[reportAssignmentType]
+    return sum_within_weights(summed, site, roles)
+
+
+def _scaled(x: Tensor, scale: Tensor | float, mask: Tensor | bool | None) -> Tensor:
+    """Scaled and masked as Pyro does it, whose scale may be a tensor, too."""
+    return scale_and_mask(x, scale, mask)  # pyright: ignore[reportArgumentType]
+
+
+def tempering(site: Site, roles: Roles) -> Tensor | float:
     """The part of a local site's scale that its weight plates do not account for."""
     ratio = site["scale"] / roles.scale(site)
     return 1.0 if isinstance(ratio, float) and math.isclose(ratio, 1.0) else ratio
@@ -62,9 +80,9 @@ def global_elbo(
     def total(x: Tensor) -> Tensor:
         return x.sum() / (num_samples if x.dim() > roles.nesting else 1)
 
-    def log_prob_sum(site: dict) -> Tensor:
+    def log_prob_sum(site: Site) -> Tensor:
         log_density = log_prob(site, site["value"])
-        return total(scale_and_mask(log_density, site["scale"], site["mask"]))
+        return total(_scaled(log_density, site["scale"], site["mask"]))
 
     model_sites, guide_sites = (
         {name: site for name, site in random_sites(trace).items() if not roles.is_local(site)}
@@ -89,11 +107,11 @@ def global_elbo(
     return found
 
 
-def closed_form_kl(guide_site: dict, model_site: dict) -> Tensor | None:
+def closed_form_kl(guide_site: Site, model_site: Site) -> Tensor | None:
     """KL(q || p) with the batch shape of the sites, scaled and masked; None where Pyro has none."""
     fn = guide_site["fn"]
     point = delta(fn)
-    if point is not None and bool((point.log_density != 0).any()):
+    if point is not None and bool(torch.as_tensor(point.log_density != 0).any()):
         return None
     if is_masked(fn) or is_masked(model_site["fn"]):
         return None
@@ -106,4 +124,4 @@ def closed_form_kl(guide_site: dict, model_site: dict) -> Tensor | None:
         return None
     if not isinstance(kl, Tensor):  # of two Deltas, a number
         kl = torch.full(fn.batch_shape, float(kl))
-    return scale_and_mask(kl, guide_site["scale"], guide_site["mask"])
+    return _scaled(kl, guide_site["scale"], guide_site["mask"])

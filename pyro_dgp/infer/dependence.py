@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from pyro.poutine import Trace
 from pyro.poutine.messenger import Messenger
+from pyro.poutine.runtime import Message
 from torch import Tensor
 
 from pyro_dgp.infer.coupling import refuse_coupling
@@ -12,7 +13,14 @@ from pyro_dgp.infer.densities import closed_form_kl
 from pyro_dgp.infer.graph import nodes
 from pyro_dgp.infer.rerun import Rerun, equal
 from pyro_dgp.infer.roles import Roles, check_sites
-from pyro_dgp.infer.sites import is_drawn, log_prob, plates_of, random_sites, tensors_of
+from pyro_dgp.infer.sites import (
+    is_drawn,
+    is_random,
+    log_prob,
+    plates_of,
+    random_sites,
+    tensors_of,
+)
 
 __all__ = ["find_roles", "marked_draws"]
 
@@ -27,10 +35,9 @@ class marked_draws(Messenger):
     A trace inside this handler has the marked draws.
     """
 
-    def _pyro_post_sample(self, msg):
-        value = msg["value"]
-        if is_drawn(msg) and isinstance(value, Tensor) and value.is_floating_point():
-            msg["value"] = value.detach().clone().requires_grad_()
+    def _pyro_post_sample(self, msg: Message) -> None:
+        if is_random(msg) and is_drawn(msg) and msg["value"].is_floating_point():
+            msg["value"] = msg["value"].detach().clone().requires_grad_()
 
 
 @torch.enable_grad()
@@ -70,13 +77,14 @@ def find_roles(
         for seed in range(_NUM_REDRAWN[discrete])
     ):
         unread = set()
-    plated = {name for name in reads.draws if plates_of(guide_trace.nodes[name])}
+    sites = random_sites(guide_trace)
+    plated = {name for name in reads.draws if plates_of(sites[name])}
     while True:
         once = marked | unread
         free = frozenset(n for n in reads.observed if not reads.by[n] & (plated - once))
         roles = Roles.of(model_trace, guide_trace, once, free, scored)
         # An unread draw whose density reads a local one has to stand in the weights with it.
-        local = {name for name in reads.draws if roles.is_local(guide_trace.nodes[name])}
+        local = {name for name in reads.draws if roles.is_local(sites[name])}
         beside = {name for name in unread if reads.by[name] & local}
         if not beside:
             break
@@ -89,7 +97,7 @@ def find_roles(
     averaged = {
         name
         for name in reads.draws
-        if not roles.is_local(guide_trace.nodes[name])
+        if not roles.is_local(sites[name])
         and (
             any(name in of for of in reads.by.values())
             or not _has_kl(name, model_trace, guide_trace)
@@ -171,9 +179,10 @@ def _reads_anyhow(
 
 
 def _has_kl(name: str, model_trace: Trace, guide_trace: Trace) -> bool:
-    if name not in model_trace.nodes:
+    model_site = random_sites(model_trace).get(name)
+    if model_site is None:
         return False
-    return closed_form_kl(guide_trace.nodes[name], model_trace.nodes[name]) is not None
+    return closed_form_kl(random_sites(guide_trace)[name], model_site) is not None
 
 
 def _refuse_joint_draws(guide_trace: Trace, roles: Roles, reads: _Reads) -> None:
@@ -197,9 +206,9 @@ def _refuse_reading(
     model_trace: Trace, guide_trace: Trace, roles: Roles, reads: _Reads, piwae: bool
 ) -> None:
     """Sites with one draw cannot read those with K; with two bounds, nor the other way round."""
-    sites = random_sites(guide_trace) | random_sites(model_trace)
-    local_draws = {name for name in reads.draws if roles.is_local(guide_trace.nodes[name])}
-    for name, site in sites.items():
+    guide_sites = random_sites(guide_trace)
+    local_draws = {name for name in reads.draws if roles.is_local(guide_sites[name])}
+    for name, site in (guide_sites | random_sites(model_trace)).items():
         read = reads.by[name]
         if not roles.is_local(site):
             if read & local_draws:

@@ -4,6 +4,8 @@ The classes estimate the same bounds (:mod:`pyro_dgp.infer.bounds`) by one engin
 (:mod:`pyro_dgp.infer.engine`) and differ in the gradient (:mod:`pyro_dgp.infer.estimators`).
 """
 
+from typing import Any
+
 from pyro_dgp.infer.engine import ImportanceWeightedELBO
 from pyro_dgp.infer.estimators import VIMCO, DReG, Estimator, GDReG, Reparameterised
 
@@ -112,7 +114,7 @@ class GDRegIWELBO(ImportanceWeightedELBO):
         as in the range where a transform is saturated.
     """
 
-    def __init__(self, K: int, *args, **kwargs) -> None:
+    def __init__(self, K: int, *args: Any, **kwargs: Any) -> None:
         super().__init__(K, *args, **kwargs)
         if self.piwae:
             raise NotImplementedError(
@@ -142,7 +144,7 @@ class VIMCOIWELBO(ImportanceWeightedELBO):
 
     scores = True
 
-    def __init__(self, K: int, *args, **kwargs) -> None:
+    def __init__(self, K: int, *args: Any, **kwargs: Any) -> None:
         super().__init__(K, *args, **kwargs)
         if self.K == 1:
             raise ValueError("K must be at least 2: the baseline comes from the other samples.")

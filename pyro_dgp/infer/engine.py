@@ -12,12 +12,17 @@ and the weights' coefficients go back to the estimator's surrogate.
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
+from functools import reduce
 from numbers import Real
+from operator import add
+from typing import Any
 
 import torch
 from pyro.infer import ELBO
 from pyro.infer.util import torch_backward
+from pyro.poutine import Trace
 from pyro.util import warn_if_nan
 from torch import Tensor
 
@@ -92,18 +97,20 @@ class ImportanceWeightedELBO(ELBO):
         """From log weights to the bound."""
         return Bound(self.num_particles, self.K, self.beta, self.piwae, self.alpha)
 
-    def loss(self, model, guide, *args, **kwargs) -> float:
+    def loss(self, model: Callable, guide: Callable, *args: Any, **kwargs: Any) -> float:
         """The negative bound, without gradients."""
         with torch.no_grad():
             return self._item(self.differentiable_loss(model, guide, *args, **kwargs))
 
-    def loss_and_grads(self, model, guide, *args, **kwargs) -> float:
+    def loss_and_grads(self, model: Callable, guide: Callable, *args: Any, **kwargs: Any) -> float:
         """The negative bound; adds the gradient estimate to the parameters' ``.grad``."""
         loss = self.differentiable_loss(model, guide, *args, **kwargs)
         torch_backward(loss, self.retain_graph)
         return self._item(loss)
 
-    def differentiable_loss(self, model, guide, *args, **kwargs) -> Tensor:
+    def differentiable_loss(
+        self, model: Callable, guide: Callable, *args: Any, **kwargs: Any
+    ) -> Tensor:
         """The negative bound as a scalar whose derivative is the gradient estimate.
 
         :raises ValueError: If nothing is observed or a latent site is missing in the guide.
@@ -154,20 +161,25 @@ class ImportanceWeightedELBO(ELBO):
 
     def _chunks(self, roles: Roles) -> list[slice]:
         """The M K samples by runs of model and guide."""
-        size = (self.chunk_size or math.inf) if self.vectorize_particles else 1
+        number = self.num_particles * self.K
+        size = (self.chunk_size or number) if self.vectorize_particles else 1
         if not roles.sets_together:
             size = min(size, self.K)
-        return chunks(self._num_sets(roles), self.num_particles * self.K, size)
+        return chunks(self._num_sets(roles), number, size)
 
     def _num_sets(self, roles: Roles) -> int:
         """How many draws of the sites that are not local M estimates need."""
         return self.num_particles if roles.averaged else 1
 
-    def _get_trace(self, model, guide, args, kwargs):
+    def _get_trace(
+        self, model: Callable, guide: Callable, args: tuple, kwargs: dict
+    ) -> tuple[Trace, Trace]:
         """What Pyro's abstract class asks for; an estimate makes its traces otherwise."""
         return both_traces(model, guide, args, kwargs)
 
-    def _get_structure(self, model, guide, args, kwargs) -> Structure:
+    def _get_structure(
+        self, model: Callable, guide: Callable, args: tuple, kwargs: dict
+    ) -> Structure:
         piwae = self.piwae and self.num_particles > 1
         # In the logarithm of a mean of several weights, each must be a datum's own.
         options = {
@@ -183,17 +195,19 @@ class ImportanceWeightedELBO(ELBO):
             self._structure = found
         return self._structure
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_structure": None, "_log_weights": None}
 
     @staticmethod
     def _item(loss: Tensor) -> float:
         value = loss.item()
-        warn_if_nan(value, "loss")
+        warn_if_nan(value, "loss")  # pyright: ignore[reportCallIssue, reportArgumentType]
         return value
 
 
-def _broadcasting(structure: Structure, model, guide, args, kwargs) -> Structure:
+def _broadcasting(
+    structure: Structure, model: Callable, guide: Callable, args: tuple, kwargs: dict
+) -> Structure:
     """Refuses what does not broadcast over samples, and finds what does not over sets of them."""
     roles = structure.roles
     if structure.has_local_draws:
@@ -232,7 +246,7 @@ def _estimate(bound: Bound, run: Runs, chunks: list[slice], twice: bool) -> tupl
         samples += [run(rows) for rows in others]
         value, log_weights, coefficients = _value(bound, samples[0], [s.weights for s in samples])
         if torch.is_grad_enabled():
-            surrogate = sum(s.surrogate(coefficients) for s in samples)
+            surrogate = reduce(add, (s.surrogate(coefficients) for s in samples))
             value = value + (surrogate - surrogate.detach())
         return value, log_weights
 

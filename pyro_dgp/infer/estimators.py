@@ -5,18 +5,19 @@ a scalar of which one backward pass gives the gradient estimate of all parameter
 is the same for all of them.
 """
 
+from functools import reduce
+from operator import add
 from typing import NamedTuple, Protocol
 
 import torch
-from pyro.distributions.util import sum_rightmost
 from torch import Tensor
 
-from pyro_dgp.infer.densities import local_log_prob, sum_within_weights, tempering
+from pyro_dgp.infer.densities import local_log_prob, sum_of_draw, tempering
 from pyro_dgp.infer.paths import Gates, reaches
 from pyro_dgp.infer.priors import PriorPaths
 from pyro_dgp.infer.roles import Roles
 from pyro_dgp.infer.samples import Samples, Terms
-from pyro_dgp.infer.sites import delta, is_reparameterised, same_mask
+from pyro_dgp.infer.sites import Site, delta, is_reparameterised, same_mask
 
 __all__ = ["VIMCO", "DReG", "Estimator", "GDReG", "Reparameterised", "Seen"]
 
@@ -45,6 +46,7 @@ class Estimator(Protocol):
         """
         :param Samples samples: Drawn by the guide; the model is still to be run.
         """
+        ...
 
 
 class Reparameterised:
@@ -143,8 +145,7 @@ class DReG:
             # log q as a function of z alone, to first order: its value, and d/dz = slope.
             site = sites[name]
             tangent = slope * (copies[name] - site["value"].detach())
-            tangent = sum_rightmost(tangent, site["fn"].event_dim)
-            tangents.append((roles.group(site), -sum_within_weights(tangent, site, roles)))
+            tangents.append((roles.group(site), -sum_of_draw(tangent, site, roles)))
         priors = PriorPaths(samples, copies, slopes) if self.priors else None
         return Seen(copies, log_q, tangents, priors=priors)
 
@@ -165,7 +166,7 @@ _MIXED = (
 )
 
 
-def _log_prob_elsewhere(name: str, site: dict, z: Tensor, roles: Roles) -> Tensor:
+def _log_prob_elsewhere(name: str, site: Site, z: Tensor, roles: Roles) -> Tensor:
     """log q at a tensor that is not the very one drawn, which some flows remember."""
     try:
         return local_log_prob(site, z, roles)
@@ -179,17 +180,19 @@ def _log_prob_elsewhere(name: str, site: dict, z: Tensor, roles: Roles) -> Tenso
 
 def _slopes(held: dict[str, Tensor], drawn: dict[str, Tensor], gates: Gates) -> dict[str, Tensor]:
     """d log q / d z by site, with the guide's parameters and all other draws held fixed."""
-    total = sum(log_q.sum() for log_q in held.values())
-    if not drawn or not total.requires_grad:
+    if not drawn:
+        return {}
+    total = reduce(add, (log_q.sum() for log_q in held.values()))
+    if not total.requires_grad:
         return {}
     own = gates.partials(total, list(drawn.values()))
     through = gates.partials(total, [gates.values[name] for name in drawn])
-    slopes = {
-        name: sum(slope for slope in slopes if slope is not None)
-        for name, *slopes in zip(drawn, own, through, strict=True)
-        if any(slope is not None for slope in slopes)
-    }
-    for name, slope in slopes.items():
+    slopes = {}
+    for name, *parts in zip(drawn, own, through, strict=True):
+        there = [part for part in parts if part is not None]
+        if not there:
+            continue
+        slope = slopes[name] = reduce(add, there)
         if not bool(slope.isfinite().all()) and bool(drawn[name].isfinite().all()):
             raise ValueError(
                 f"The derivative of log q by the guide's local site '{name}' is not finite: a "
@@ -215,9 +218,11 @@ def _check_scales_and_masks(samples: Samples) -> bool:
                 "no doubly reparameterised one is known; detach the scale, or use "
                 "PartiallyCollapsedIWELBO."
             )
-    first = next(iter(sites), None)
+    if not sites:
+        return False
+    first, first_site = next(iter(sites.items()))
     one_scale = all(bool(torch.as_tensor(s == scales[first]).all()) for s in scales.values())
-    one_mask = all(same_mask(site, sites[first]) for site in sites.values())
+    one_mask = all(same_mask(site, first_site) for site in sites.values())
     if one_scale and one_mask:
         return False
     values = (site["value"] for site in sites.values())

@@ -10,20 +10,34 @@ gradients by phi, those of Q evaluations of the loss. Everything else is drawn i
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pyro.poutine as poutine
 import torch
-from pyro.distributions import Independent, MultivariateNormal, TransformedDistribution
-from pyro.infer import ELBO
+from pyro.distributions import (
+    Independent,
+    MultivariateNormal,
+    TorchDistribution,
+    TransformedDistribution,  # pyright: ignore[reportAttributeAccessIssue]
+)
 from pyro.poutine import Trace
 from pyro.poutine.messenger import Messenger
-from pyro.poutine.util import site_is_subsample
+from pyro.poutine.runtime import Message
 from torch import Tensor
+from torch.distributions import TransformedDistribution as Transformed
 
 from pyro_dgp.infer.engine import ImportanceWeightedELBO
 from pyro_dgp.infer.graph import nodes
+from pyro_dgp.infer.loss import Loss
 from pyro_dgp.infer.roles import Roles
-from pyro_dgp.infer.sites import delta, is_random, random_sites, tensors_of
+from pyro_dgp.infer.sites import (
+    is_drawn,
+    is_random,
+    random_sites,
+    subsample_sites,
+    tensors_of,
+    unconstrained_parameters,
+)
 from pyro_dgp.infer.structure import Structure
 
 __all__ = ["GradientDraws"]
@@ -43,7 +57,14 @@ class GradientDraws:
     :raises ValueError: If model and guide have no parameters in Pyro's param store.
     """
 
-    def __init__(self, model: Callable, guide: Callable, loss: ELBO, args=(), kwargs=None) -> None:
+    def __init__(
+        self,
+        model: Callable,
+        guide: Callable,
+        loss: Loss,
+        args: tuple = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> None:
         self.loss, self.args, self.kwargs = loss, args, kwargs or {}
         self._structure: Structure | None = None  # of batches
         self.model, self.guide = _with_one_minibatch(model, guide, self.args, self.kwargs)
@@ -51,9 +72,9 @@ class GradientDraws:
             self.loss.loss(self.model, self.guide, *self.args, **self.kwargs)
         #: Unconstrained parameters by their names in the param store.
         self.parameters: dict[str, Tensor] = {
-            name: site["value"].unconstrained()
-            for name, site in capture.trace.nodes.items()
-            if site["value"].unconstrained().requires_grad
+            name: p
+            for name, p in unconstrained_parameters(capture.trace).items()
+            if p.requires_grad
         }
         if not self.parameters:
             raise ValueError(
@@ -90,12 +111,12 @@ class GradientDraws:
             or (loss.piwae and loss.num_particles > 1)  # their samples have a weight in common
         ):
             return set()
-        roles = self._roles()
+        roles = self._roles(loss)
         # A batch would share draws of sites that are not local, which log w reads.
         if roles.averaged or len(loss._chunks(roles)) > 1:
             return set()
         try:
-            total, copies = self._evaluate(2)
+            total, copies = self._evaluate(loss, 2)
             gradients = self._gradients(total, copies, list(self.parameters))
         except (_CannotCopyError, RuntimeError):  # such as an operation that vmap does not know
             return set()
@@ -125,22 +146,25 @@ class GradientDraws:
         )
 
     def batched(self, names: list[str], num_draws: int) -> dict[str, Tensor]:
-        """Many draws [num_draws, ...] of the gradients that :meth:`can_batch` names."""
-        return self._gradients(*self._evaluate(num_draws), names)
+        """Many draws [num_draws, ...] of the gradients that :meth:`can_batch` names.
 
-    def _roles(self) -> Roles:
-        return self.loss._get_structure(self.model, self.guide, self.args, self.kwargs).roles
+        :raises TypeError: If the loss is none of this package, which :meth:`can_batch` tells.
+        """
+        if not isinstance(self.loss, ImportanceWeightedELBO):
+            raise TypeError(f"The gradient of {type(self.loss).__name__} is drawn in a loop only.")
+        return self._gradients(*self._evaluate(self.loss, num_draws), names)
 
-    def _evaluate(self, num_draws: int) -> tuple[Tensor, "_Copies"]:
-        """The mean loss of some draws, and their copies of the guide's distributions."""
-        loss = copy.copy(self.loss)
-        loss.num_particles = num_draws * self.loss.num_particles
-        roles = self._roles()
-        copies = _Copies(
-            roles,
-            num_draws,
-            self.loss.num_particles * self.loss.K,
-        )
+    def _roles(self, loss: ImportanceWeightedELBO) -> Roles:
+        return loss._get_structure(self.model, self.guide, self.args, self.kwargs).roles
+
+    def _evaluate(self, of_one: ImportanceWeightedELBO, num_draws: int) -> tuple[Tensor, "_Copies"]:
+        """The mean loss of some draws, and their copies of the guide's distributions.
+
+        :param of_one: The loss of a single draw.
+        """
+        loss = copy.copy(of_one)
+        loss.num_particles = num_draws * of_one.num_particles
+        copies = _Copies(self._roles(of_one), num_draws, of_one.num_particles * of_one.K)
         guide = copies(self.guide)
         if self._structure is None:
             copies.enabled = False
@@ -171,7 +195,9 @@ class GradientDraws:
         return {n: none[n] if g is None else g for n, g in zip(names, found, strict=True)}
 
 
-def _with_one_minibatch(model, guide, args, kwargs) -> tuple[Callable, Callable]:
+def _with_one_minibatch(
+    model: Callable, guide: Callable, args: tuple, kwargs: dict
+) -> tuple[Callable, Callable]:
     """Model and guide that subsample the rows of one run."""
     with poutine.block(), torch.no_grad():
         guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
@@ -179,9 +205,7 @@ def _with_one_minibatch(model, guide, args, kwargs) -> tuple[Callable, Callable]
         model_trace = poutine.trace(replay).get_trace(*args, **kwargs)
     rows = Trace()
     for trace in (guide_trace, model_trace):
-        for name, site in trace.nodes.items():
-            if site["type"] == "sample" and site_is_subsample(site):
-                rows.nodes[name] = site
+        rows.nodes.update(subsample_sites(trace))
     return poutine.replay(model, trace=rows), poutine.replay(guide, trace=rows)
 
 
@@ -209,22 +233,22 @@ class _Copies(Messenger):
         self.values: list[Tensor] = []
         self.global_values: list[Tensor] = []
 
-    def _pyro_sample(self, msg):
-        fn = msg["fn"]
-        if not self.enabled or not is_random(msg) or msg["is_observed"] or delta(fn) is not None:
+    def _pyro_sample(self, msg: Message) -> None:
+        if not self.enabled or not is_random(msg) or not is_drawn(msg):
             return
+        fn = msg["fn"]
         # A distribution that depends on other local draws has a row for each sample already.
         if self.roles.is_local(msg) and len(fn.batch_shape) <= self.nesting:
             msg["fn"] = self._copy(fn, self.nesting - len(fn.batch_shape))
 
-    def _pyro_post_sample(self, msg):
+    def _pyro_post_sample(self, msg: Message) -> None:
         if is_random(msg) and not msg["is_observed"] and not self.roles.is_local(msg):
             self.global_values.append(msg["value"])
 
-    def _copy(self, fn, padding: int):
+    def _copy(self, fn: TorchDistribution, padding: int) -> TorchDistribution:
         if isinstance(fn, Independent):
             return Independent(self._copy(fn.base_dist, padding), fn.reinterpreted_batch_ndims)
-        if type(fn) is TransformedDistribution:
+        if type(fn) is TransformedDistribution and isinstance(fn, Transformed):
             return TransformedDistribution(self._copy(fn.base_dist, padding), fn.transforms)
         names = _ARGUMENTS.get(type(fn), tuple(fn.arg_constraints))
         arguments = {name: getattr(fn, name) for name in names}
@@ -232,8 +256,13 @@ class _Copies(Messenger):
             raise _CannotCopyError
         if not any(value.requires_grad for value in arguments.values()):
             return fn
+        return self._rebuilt(type(fn), arguments, padding)
+
+    def _rebuilt(
+        self, kind: Callable[..., TorchDistribution], arguments: dict[str, Tensor], padding: int
+    ) -> TorchDistribution:
         try:
-            return type(fn)(**{n: self._copies_of(v, padding) for n, v in arguments.items()})
+            return kind(**{n: self._copies_of(v, padding) for n, v in arguments.items()})
         except TypeError as error:
             raise _CannotCopyError from error
 
@@ -248,4 +277,6 @@ class _Copies(Messenger):
         return samples.reshape(-1, *t.shape)
 
 
-_ARGUMENTS = {MultivariateNormal: ("loc", "scale_tril")}
+_ARGUMENTS: dict[type[TorchDistribution], tuple[str, ...]] = {
+    MultivariateNormal: ("loc", "scale_tril")
+}

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node
 
 __all__ = ["leaves", "nodes"]
 
@@ -27,7 +28,10 @@ def nodes(tensors: Iterable[Tensor], ends: Iterable) -> Iterator:
             todo.extend(following for following, _ in node.next_functions)
 
 
-def _node(tensor: Tensor):
+def _node(tensor: Tensor) -> Node | None:
+    if tensor.grad_fn is not None:
+        return tensor.grad_fn
     # A leaf has no grad_fn; its accumulator stands one step behind that of a view.
     with torch.enable_grad():
-        return tensor.grad_fn or tensor.view_as(tensor).grad_fn.next_functions[0][0]
+        of_view = tensor.view_as(tensor).grad_fn
+    return None if of_view is None else of_view.next_functions[0][0]

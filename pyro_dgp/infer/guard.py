@@ -1,14 +1,16 @@
 """What is not finite is seen before an optimiser takes a step by it."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pyro
 import pyro.poutine as poutine
 import torch
-from pyro.infer import ELBO
 from torch import Tensor
 
-from pyro_dgp.infer.sites import log_prob, random_sites
+from pyro_dgp.infer.loss import Loss
+from pyro_dgp.infer.sites import log_prob, random_sites, unconstrained_parameters
 
 __all__ = ["Guard", "NonFiniteError", "non_finite"]
 
@@ -32,17 +34,15 @@ class NonFiniteError(ArithmeticError):
 class Guard:
     """``loss_and_grads`` that raises before the optimiser sees what is not finite."""
 
-    def __init__(self, loss: ELBO) -> None:
+    def __init__(self, loss: Loss) -> None:
         self.loss = loss
         self.step = 0
         self.parameters: dict[str, Tensor] = {}
 
-    def __call__(self, model, guide, *args, **kwargs) -> float:
+    def __call__(self, model: Callable, guide: Callable, *args: Any, **kwargs: Any) -> float:
         with poutine.trace(param_only=True) as params:
             value = self.loss.loss_and_grads(model, guide, *args, **kwargs)
-        self.parameters.update(
-            (name, site["value"].unconstrained()) for name, site in params.trace.nodes.items()
-        )
+        self.parameters.update(unconstrained_parameters(params.trace))
         gradients = {n: p.grad for n, p in self.parameters.items() if p.grad is not None}
         if not math.isfinite(value):
             self.clear_gradients()
@@ -65,13 +65,13 @@ def non_finite(tensors: dict[str, Tensor]) -> list[str]:
     if not tensors:
         return []
     # One number to look at. A norm overflows before its tensor does, hence the second look.
-    norms = torch._foreach_norm(list(tensors.values()))
+    norms = torch._foreach_norm(list(tensors.values()))  # pyright: ignore[reportPrivateImportUsage]
     if bool(torch.isfinite(torch.stack([norm.double() for norm in norms])).all()):
         return []
     return [name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())]
 
 
-def _non_finite_sites(model, guide, args, kwargs) -> list[str]:
+def _non_finite_sites(model: Callable, guide: Callable, args: tuple, kwargs: dict) -> list[str]:
     """Runs model and guide once more and looks at every site's density."""
     bad = []
     with poutine.block(), torch.no_grad(), pyro.validation_enabled(False):

@@ -80,13 +80,9 @@ class _Minibatches(Iterator):
         if self.edges is None:
             return order
         points = torch.arange(self.size) + torch.rand((), generator=self.generator).double()
-        # The last edge is N up to rounding.
-        return torch.searchsorted(self.edges, points, right=True).clamp_max(self._last)[order]
-
-    @property
-    def _last(self) -> int:
-        """The last row with a weight."""
-        return int(torch.searchsorted(self.edges, self.edges[-1]))
+        # The last edge is N up to rounding, so a point may lie beyond the last row with a weight.
+        last = int(torch.searchsorted(self.edges, self.edges[-1]))
+        return torch.searchsorted(self.edges, points, right=True).clamp_max(last)[order]
 
     def state(self) -> dict[str, Tensor]:
         """Where the stream is, for :meth:`load_state`."""

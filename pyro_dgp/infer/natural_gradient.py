@@ -22,6 +22,7 @@ Source: Hensman, Fusi and Lawrence (2013), section 2.3; Salimbeni, Eleftheriadis
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from pyro.optim import PyroOptim
@@ -89,21 +90,21 @@ class NaturalGradient(PyroOptim):
         """The size of the next step."""
         return self.lr * self.decay ** (self.num_steps // self.decay_steps)
 
-    def __call__(self, params: Iterable[Tensor], *args, **kwargs) -> None:
+    def __call__(self, params: Iterable[Tensor], *args: Any, **kwargs: Any) -> None:
         rest = list(params)
         for layer in self.layers:
-            pair = [_unconstrained(layer, name) for name in ("u_loc", "u_scale_tril")]
-            found = [p for p in rest if any(p is q for q in pair)]
-            if not found:
+            loc, scale_tril = (_unconstrained(layer, name) for name in ("u_loc", "u_scale_tril"))
+            others = [p for p in rest if p is not loc and p is not scale_tril]
+            if loc is None or scale_tril is None or len(others) == len(rest):
                 raise ValueError(
                     f"q(u) of a {type(layer).__name__} that NaturalGradient was given is not among "
                     "the parameters of this model: give the model's own layers."
                 )
-            rest = [p for p in rest if not any(p is q for q in pair)]
-            if any(q.grad is not None for q in pair):
+            rest = others
+            if loc.grad is not None or scale_tril.grad is not None:
                 known = getattr(layer, "_pyro_params", {})
                 constraint, _ = known.get("u_scale_tril", (constraints.real, None))
-                self._step(*pair, transform_to(constraint))
+                self._step(loc, scale_tril, transform_to(constraint))
         self.num_steps += 1
         self.optim(rest, *args, **kwargs)
 

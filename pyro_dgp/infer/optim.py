@@ -1,10 +1,13 @@
 """Adam with a learning-rate schedule, whose step is one for all parameters."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from pyro.optim.lr_scheduler import PyroLRScheduler
 from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
 
 __all__ = ["ScheduledAdam"]
 
@@ -20,21 +23,21 @@ class ScheduledAdam(PyroLRScheduler):
     :param kwargs: For the scheduler.
     """
 
-    def __init__(self, scheduler: Callable, optim_args: dict, **kwargs) -> None:
-        optim_args = {**optim_args, "fused": True, "foreach": None}
+    def __init__(self, scheduler: Callable, optim_args: dict[str, Any], **kwargs: Any) -> None:
+        self._args = optim_args = {**optim_args, "fused": True, "foreach": None}
         super().__init__(
             scheduler, {"optimizer": torch.optim.Adam, "optim_args": optim_args, **kwargs}
         )
         # Steps for the optimisers of single parameters, whose options and state it is given.
         self._all = torch.optim.Adam([torch.zeros(1)], **optim_args)
 
-    def _get_optim(self, params: Tensor):
-        optim_args = {**self.pt_optim_args, "fused": _can_be_fused(params)}
+    def _get_optim(self, params: Tensor) -> LRScheduler:
+        optim_args = {**self._args, "fused": _can_be_fused(params)}
         return self.pt_scheduler_constructor(
             torch.optim.Adam([params], **optim_args), **self.kwargs
         )
 
-    def __call__(self, params: Iterable[Tensor], *args, **kwargs) -> None:
+    def __call__(self, params: Iterable[Tensor], *args: Any, **kwargs: Any) -> None:
         params = list(params)
         for p in params:
             if p.grad is not None and not p.grad.is_contiguous():
@@ -50,7 +53,7 @@ class ScheduledAdam(PyroLRScheduler):
             (group,) = optimizer.param_groups
             groups.setdefault(group["lr"], {**group, "params": []})["params"].append(parameter)
         self._all.param_groups = list(groups.values())
-        self._all.state = {p: optimizer.state[p] for p, optimizer in known.items()}
+        self._all.state = defaultdict(dict, {p: o.state[p] for p, o in known.items()})
         self._all.step(*args, **kwargs)
 
 

@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterable
 
 import torch
 from pyro.poutine.messenger import Messenger
+from pyro.poutine.runtime import Message
 from torch import Tensor
 
 from pyro_dgp.infer.graph import nodes
 from pyro_dgp.infer.roles import Roles
-from pyro_dgp.infer.sites import is_drawn
+from pyro_dgp.infer.sites import is_drawn, is_random
 
 __all__ = ["Gates", "reaches", "weighted_copy"]
 
@@ -39,8 +40,8 @@ class Gates(Messenger):
         self.values: dict[str, Tensor] = {}
         self._pass = _Pass()
 
-    def _pyro_post_sample(self, msg):
-        if is_drawn(msg):
+    def _pyro_post_sample(self, msg: Message) -> None:
+        if is_random(msg) and is_drawn(msg):
             value = msg["value"]
             if value.requires_grad and self.roles.is_local(msg):
                 # In two steps, so that the derivative by what the program sees is not stopped.

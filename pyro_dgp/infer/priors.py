@@ -17,14 +17,15 @@ from functools import singledispatch
 import pyro.distributions as dist
 import torch
 from pyro.distributions.torch_distribution import ExpandedDistribution
-from pyro.distributions.util import sum_rightmost
 from pyro.poutine.messenger import Messenger
+from pyro.poutine.runtime import Message
 from torch import Tensor
 
-from pyro_dgp.infer.densities import local_log_prob, sum_within_weights, tempering
+from pyro_dgp.infer.densities import local_log_prob, sum_of_draw, tempering
 from pyro_dgp.infer.graph import nodes
+from pyro_dgp.infer.roles import Roles
 from pyro_dgp.infer.samples import Samples
-from pyro_dgp.infer.sites import is_drawn, is_random, shown_elements, tensors_of
+from pyro_dgp.infer.sites import Site, is_drawn, is_random, shown_elements, tensors_of
 
 __all__ = ["PriorPaths", "drawn_by"]
 
@@ -52,9 +53,11 @@ class PriorPaths(Messenger):
         self._doors = {copy.grad_fn for copy in copies.values()}
         self._guides = _drawn_by_their_density(samples)
 
-    def _pyro_post_sample(self, msg):
+    def _pyro_post_sample(self, msg: Message) -> None:
+        if not is_random(msg):
+            return
         name, roles = msg["name"], self.samples.roles
-        if name not in self._guides or not is_random(msg) or not _is_plain(msg, roles):
+        if name not in self._guides or not _is_plain(msg, roles):
             return
         z, copy = self.samples.sites[name]["value"].detach(), self.copies[name]
         try:
@@ -80,9 +83,7 @@ class PriorPaths(Messenger):
         log_p = local_log_prob(msg, at, roles)
         (slope,) = torch.autograd.grad(log_p.sum(), at, retain_graph=True)
         tangent = slope * copy - (slope - self.slopes.get(name, 0.0)) * weighed
-        tangent = sum_rightmost(tangent, msg["fn"].event_dim)
-        tangent = sum_within_weights(tangent - tangent.detach(), msg, roles)
-        self.terms[name] = log_p.detach() + tangent
+        self.terms[name] = log_p.detach() + sum_of_draw(tangent - tangent.detach(), msg, roles)
 
 
 def _drawn_by_their_density(samples: Samples) -> set[str]:
@@ -99,14 +100,14 @@ def _drawn_by_their_density(samples: Samples) -> set[str]:
     return gates.values.keys() - {doors.get(node) for node in read}
 
 
-def _is_plain(site: dict, roles) -> bool:
+def _is_plain(site: Site, roles: Roles) -> bool:
     """Whether a site's term is its log density, neither masked nor tempered."""
     scale = torch.as_tensor(tempering(site, roles))
     return bool((scale == 1).all()) and shown_elements(site) is None
 
 
 @singledispatch
-def drawn_by(fn, value: Tensor) -> Tensor:
+def drawn_by(fn: torch.distributions.Distribution, value: Tensor) -> Tensor:
     """A value, as the sampler of a distribution makes it of the distribution's parameters.
 
     :param fn: A distribution.

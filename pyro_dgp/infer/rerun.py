@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from pyro.poutine import Trace
 from torch import Tensor
-from torch.distributions import constraints
+from torch.distributions import Distribution, constraints
 
 from pyro_dgp.infer.sites import is_drawn, random_sites
 
@@ -43,7 +43,7 @@ class Rerun(NamedTuple):
         return values
 
 
-def _is_real(fn) -> bool:
+def _is_real(fn: Distribution) -> bool:
     try:
         support = fn.support
     except NotImplementedError:

@@ -7,9 +7,11 @@ from enum import Enum
 
 from pyro.distributions import Unit
 from pyro.poutine import Trace
+from pyro.poutine.indep_messenger import CondIndepStackFrame
 
 from pyro_dgp.infer.sites import (
     SAMPLES,
+    Site,
     is_reparameterised,
     max_plate_nesting,
     plates_of,
@@ -99,7 +101,7 @@ class Roles:
             _refuse_subsampling(found, name, site)
         return found
 
-    def role(self, site: dict) -> Role:
+    def role(self, site: Site) -> Role:
         """The role of a site, or of the message of one."""
         names = {frame.name for frame in site["cond_indep_stack"]}
         inside = self.joint or (bool(self.plates) and self.plates <= names)
@@ -107,7 +109,7 @@ class Roles:
             return Role.LOCAL
         return Role.SHARED if inside and not self.joint else Role.GLOBAL
 
-    def is_local(self, site: dict) -> bool:
+    def is_local(self, site: Site) -> bool:
         return self.role(site) is Role.LOCAL
 
     def hold(self, model_trace: Trace, guide_trace: Trace) -> bool:
@@ -141,11 +143,11 @@ class Roles:
             self._places.update(places)
         return True
 
-    def local(self, trace: Trace) -> dict[str, dict]:
+    def local(self, trace: Trace) -> dict[str, Site]:
         """The random sites of a trace that belong into the weights."""
         return {name: site for name, site in random_sites(trace).items() if self.is_local(site)}
 
-    def group(self, site: dict) -> tuple:
+    def group(self, site: Site) -> tuple:
         """Which iterations of sequential weight plates a local site stands in.
 
         Sites of one group have a tensor of weights in common: all of them, without such plates.
@@ -157,17 +159,17 @@ class Roles:
             if not frames[name].vectorized
         )
 
-    def scale(self, site: dict) -> float:
+    def scale(self, site: Site) -> float:
         """N/B of a local site: the product of full_size / size over the weight plates."""
         frames = [frame for name, frame in plates_of(site).items() if name in self.plates]
         return math.prod(f.full_size / f.size for f in frames if f.full_size is not None)
 
-    def weight_dims(self, site: dict) -> dict[int, int]:
+    def weight_dims(self, site: Site) -> dict[int, int]:
         """Sizes of the vectorised weight plates of a local site by their dimensions, from -1."""
         frames = [frame for name, frame in plates_of(site).items() if name in self.plates]
-        return {frame.dim: frame.size for frame in frames if frame.vectorized}
+        return {frame.dim: frame.size for frame in frames if frame.dim is not None}
 
-    def _check_places(self, name: str, model_site: dict, guide_site: dict) -> None:
+    def _check_places(self, name: str, model_site: Site, guide_site: Site) -> None:
         if self.is_local(model_site) != self.is_local(guide_site):
             raise NotImplementedError(
                 f"Site '{name}' stands in plate(s) {sorted(plates_of(model_site))} in the model, "
@@ -181,7 +183,7 @@ class Roles:
                 "go through the plate in one order."
             )
 
-    def _check_reparameterised(self, guide_sites: dict[str, dict]) -> None:
+    def _check_reparameterised(self, guide_sites: dict[str, Site]) -> None:
         for name, site in guide_sites.items():
             if is_reparameterised(site):
                 continue
@@ -197,21 +199,21 @@ class Roles:
                 )
 
 
-def _place(frame) -> tuple:
+def _place(frame: CondIndepStackFrame) -> tuple:
     iteration = None if frame.vectorized else _iteration(frame)
     return frame.name, frame.dim, frame.size, frame.full_size, iteration
 
 
-def _iteration(frame) -> int:
+def _iteration(frame: CondIndepStackFrame) -> int:
     # The counter goes on where a plate is gone through again.
     return (frame.counter - 1) % frame.size
 
 
-def _subsamples(frame) -> bool:
+def _subsamples(frame: CondIndepStackFrame) -> bool:
     return frame.full_size not in (None, frame.size)
 
 
-def _refuse_subsampling(roles: Roles, name: str, site: dict) -> None:
+def _refuse_subsampling(roles: Roles, name: str, site: Site) -> None:
     for frame in plates_of(site).values() if roles.is_local(site) else ():
         if frame.name not in roles.plates and _subsamples(frame):
             raise NotImplementedError(
@@ -222,8 +224,8 @@ def _refuse_subsampling(roles: Roles, name: str, site: dict) -> None:
 
 
 def check_sites(
-    model_sites: dict[str, dict], guide_sites: dict[str, dict]
-) -> tuple[dict[str, dict], dict[str, dict]]:
+    model_sites: dict[str, Site], guide_sites: dict[str, Site]
+) -> tuple[dict[str, Site], dict[str, Site]]:
     """The observed sites and the latent ones by name, those that only the guide has among them.
 
     :raises ValueError: If no site is observed or a latent site is missing in the guide.

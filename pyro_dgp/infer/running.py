@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import pyro.poutine as poutine
 import torch
 from pyro.poutine import Trace
-from pyro.poutine.util import site_is_subsample
 
 from pyro_dgp.infer.densities import global_elbo, local_log_prob
 from pyro_dgp.infer.estimators import Estimator
@@ -15,7 +14,7 @@ from pyro_dgp.infer.paths import Gates
 from pyro_dgp.infer.random_state import untouched_random_state
 from pyro_dgp.infer.roles import Roles
 from pyro_dgp.infer.samples import SamplePlate, Samples, is_collision
-from pyro_dgp.infer.sites import max_plate_nesting, with_values
+from pyro_dgp.infer.sites import max_plate_nesting, subsample_sites, with_values
 from pyro_dgp.infer.structure import both_traces, run_guide
 
 __all__ = ["NewStructure", "Runs", "chunks"]
@@ -24,7 +23,7 @@ __all__ = ["NewStructure", "Runs", "chunks"]
 _NOT_OF_BROADCASTING = (
     NotImplementedError,
     torch.cuda.OutOfMemoryError,
-    torch.linalg.LinAlgError,
+    torch.linalg.LinAlgError,  # pyright: ignore[reportPrivateImportUsage]
 )
 
 
@@ -32,7 +31,7 @@ class NewStructure(Exception):
     """The sites' plates are not those of the run before."""
 
 
-def chunks(num_sets: int, num_samples: int, most: int | float) -> list[slice]:
+def chunks(num_sets: int, num_samples: int, most: int) -> list[slice]:
     """Samples by runs, each of whole sets or of a part of one.
 
     :param int num_sets: Of equally many samples each.
@@ -122,9 +121,7 @@ class Runs:
             others.remove_node(name)
         self.others[key] = others
         for trace in (guide_trace, model_trace):
-            for name, site in trace.nodes.items():
-                if site["type"] == "sample" and site_is_subsample(site):
-                    self.subsamples.nodes[name] = site
+            self.subsamples.nodes.update(subsample_sites(trace))
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

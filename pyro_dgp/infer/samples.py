@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from pyro.poutine import Trace
 from pyro.poutine.plate_messenger import PlateMessenger
+from pyro.poutine.runtime import Message, default_process_message
 from torch import Tensor
 
 from pyro_dgp.infer.bounds import Coefficients
@@ -34,24 +35,28 @@ class SamplePlate(PlateMessenger):
         super().__init__(SAMPLES, size, dim=-1 - roles.nesting)
         self.roles, self.num_sets = roles, num_sets
 
-    def _process_message(self, msg):
-        if not is_random(msg):
-            return
-        if self.roles.is_local(msg):
+    def _process_message(self, msg: Message) -> None:
+        if self._is_local(msg):
             super()._process_message(msg)
-        elif self.num_sets > 1 and msg["name"] in self.roles.averaged:
+        elif self.num_sets > 1 and msg.get("name") in self.roles.averaged:
             super()._process_message(msg)
-            if msg["value"] is None:
-                value = msg["fn"](*msg["args"], **msg["kwargs"])
-                K = self.size // self.num_sets
-                msg["value"] = value[::K].repeat_interleave(K, 0)
-                msg["done"] = True
+            if msg.get("value") is None:
+                self._draw_by_set(msg)
 
-    def _postprocess_message(self, msg):
+    def _draw_by_set(self, msg: Message) -> None:
+        default_process_message(msg)
+        value, K = msg.get("value"), self.size // self.num_sets
+        if value is not None:
+            msg["value"] = value[::K].repeat_interleave(K, 0)
+
+    def _is_local(self, msg: Message) -> bool:
+        return is_random(msg) and self.roles.is_local(msg)
+
+    def _postprocess_message(self, msg: Message) -> None:
         pass
 
 
-def is_collision(error: ValueError) -> bool:
+def is_collision(error: Exception) -> bool:
     """Whether a plate of the model has reached into the dimension of the samples."""
     return SAMPLES in str(error) and "collide" in str(error)
 
@@ -187,7 +192,7 @@ class Samples:
         coefficients = self.path_weights.coefficients = coefficients.map(lambda x: x[self.rows])
         local: Tensor | float = 0.0
         terms = [(coefficients.model, self.log_p), (-coefficients.guide(), self.log_q)]
-        if self.log_scored is not None:
+        if self.log_scored is not None and coefficients.signal is not None:
             terms.append((coefficients.signal, self.log_scored))
         for weight, log_density in terms:
             # Where a weight underflows, log w may be -inf and 0 * log w NaN.

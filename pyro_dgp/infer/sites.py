@@ -1,18 +1,22 @@
 """Reading traces: which sites are random, in which plates, with which density and mask."""
 
 from collections.abc import Iterable
+from typing import Any, TypedDict, TypeGuard
 
 import torch
-from pyro.distributions import Delta, Independent, MaskedDistribution, Unit
+from pyro.distributions import Delta, Independent, MaskedDistribution, TorchDistribution, Unit
 from pyro.poutine import Trace
+from pyro.poutine.indep_messenger import CondIndepStackFrame
+from pyro.poutine.runtime import Message
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
-from torch.distributions import constraints
+from torch.distributions import Distribution, constraints
 
 from pyro_dgp.infer.random_state import untouched_random_state
 
 __all__ = [
     "SAMPLES",
+    "Site",
     "delta",
     "is_drawn",
     "is_masked",
@@ -24,7 +28,9 @@ __all__ = [
     "random_sites",
     "same_mask",
     "shown_elements",
+    "subsample_sites",
     "tensors_of",
+    "unconstrained_parameters",
     "with_values",
     "without_points",
 ]
@@ -33,49 +39,85 @@ __all__ = [
 SAMPLES = "_importance_samples"
 
 
-def random_sites(trace: Trace) -> dict[str, dict]:
+class Site(TypedDict):
+    """A node of a trace, or a message, of a sample site with a density.
+
+    Pyro's ``Message``, which is that of any effect, says of no key that it is there.
+    """
+
+    name: str
+    fn: TorchDistribution
+    is_observed: bool
+    args: tuple
+    kwargs: dict
+    value: Tensor
+    scale: Tensor | float
+    mask: Tensor | bool | None
+    cond_indep_stack: tuple[CondIndepStackFrame, ...]
+    infer: dict[str, Any]
+
+
+def random_sites(trace: Trace) -> dict[str, Site]:
     """The sample sites with a density: no subsampling, no ``pyro.deterministic``."""
     return {name: site for name, site in trace.nodes.items() if is_random(site)}
 
 
-def is_random(site: dict) -> bool:
+def subsample_sites(trace: Trace) -> dict[str, Message]:
+    """The sites that hold the minibatches of plates."""
+    return {name: site for name, site in trace.nodes.items() if site_is_subsample(site)}
+
+
+def unconstrained_parameters(trace: Trace) -> dict[str, Tensor]:
+    """The parameters of a trace with ``param_only=True`` by their names in the param store."""
+    values = {name: site.get("value") for name, site in trace.nodes.items()}
+    return {name: p.unconstrained() for name, p in values.items() if p is not None}
+
+
+def is_random(site: Message) -> TypeGuard[Site]:
+    """Whether a site is a sample site with a density."""
+    infer = site.get("infer") or {}
     return (
-        site["type"] == "sample"
+        site.get("type") == "sample"
         and not site_is_subsample(site)
-        and not site["infer"].get("_deterministic", False)
+        and not infer.get("_deterministic", False)
     )
 
 
-def is_drawn(site: dict) -> bool:
+def is_drawn(site: Site) -> bool:
     """Whether a random site of the guide is a draw, not a point or a factor."""
-    return is_random(site) and not site["is_observed"] and delta(site["fn"]) is None
+    return not site["is_observed"] and delta(site["fn"]) is None
 
 
-def is_reparameterised(site: dict) -> bool:
+def is_reparameterised(site: Site) -> bool:
     """Whether a guide's draw, or the draws of a factor of it, have gradients."""
     return site["fn"].has_rsample or (site["is_observed"] and not isinstance(site["fn"], Unit))
 
 
-def tensors_of(fn) -> list[Tensor]:
+def tensors_of(fn: Distribution) -> list[Tensor]:
     """The tensors that a distribution is made of."""
-    while hasattr(fn, "base_dist"):
-        fn = fn.base_dist
+    while (base := _base(fn)) is not None:
+        fn = base
     return [x for x in vars(fn).values() if isinstance(x, Tensor)]
 
 
-def delta(fn) -> Delta | None:
+def delta(fn: Distribution) -> Delta | None:
     """The Delta that a distribution is, be it in an ``Independent`` or masked."""
-    while not isinstance(fn, Delta) and hasattr(fn, "base_dist"):
-        fn = fn.base_dist
+    while not isinstance(fn, Delta) and (base := _base(fn)) is not None:
+        fn = base
     return fn if isinstance(fn, Delta) else None
 
 
-def plates_of(site: dict) -> dict:
+def _base(fn: Distribution) -> Distribution | None:
+    """The distribution that another one wraps or transforms; None where there is none."""
+    return getattr(fn, "base_dist", None)
+
+
+def plates_of(site: Site) -> dict[str, CondIndepStackFrame]:
     """The frames of a site's plates by name, without that of importance samples."""
     return {frame.name: frame for frame in site["cond_indep_stack"] if frame.name != SAMPLES}
 
 
-def log_prob(site: dict, value: Tensor) -> Tensor:
+def log_prob(site: Site, value: Tensor) -> Tensor:
     """A site's log density, neither scaled nor masked, with a gradient that masks can zero.
 
     What a mask hides of an observation, NaN perhaps, gives way to a value of the support: its
@@ -90,13 +132,13 @@ def log_prob(site: dict, value: Tensor) -> Tensor:
     return fn.log_prob(value, *site["args"], **site["kwargs"])
 
 
-def shown_elements(site: dict) -> Tensor | None:
+def shown_elements(site: Site) -> Tensor | None:
     """Which elements of a site's value count in its density; None where all do."""
     fn, device = site["fn"], site["value"].device
     return _and(_batch_mask(site["mask"], fn.event_dim, device), _element_mask(fn, device))
 
 
-def same_mask(one: dict, other: dict) -> bool:
+def same_mask(one: Site, other: Site) -> bool:
     """Whether two sites are masked alike."""
     a, b = shown_elements(one), shown_elements(other)
     if a is None or b is None:
@@ -104,7 +146,7 @@ def same_mask(one: dict, other: dict) -> bool:
     return a.shape == b.shape and torch.equal(a, b)
 
 
-def _element_mask(fn, device) -> Tensor | None:
+def _element_mask(fn: Distribution, device: torch.device) -> Tensor | None:
     if isinstance(fn, Independent):
         return _element_mask(fn.base_dist, device)
     if isinstance(fn, MaskedDistribution):
@@ -113,7 +155,7 @@ def _element_mask(fn, device) -> Tensor | None:
     return None
 
 
-def _batch_mask(mask: Tensor | bool | None, event_dim: int, device) -> Tensor | None:
+def _batch_mask(mask: Tensor | bool | None, event_dim: int, device: torch.device) -> Tensor | None:
     if mask is False:
         return torch.tensor(False, device=device)
     return mask.reshape(mask.shape + (1,) * event_dim) if isinstance(mask, Tensor) else None
@@ -123,7 +165,7 @@ def _and(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return a & b if a is not None and b is not None else a if b is None else b
 
 
-def _supported(fn, value: Tensor) -> Tensor:
+def _supported(fn: Distribution, value: Tensor) -> Tensor:
     try:
         support = fn.support
         while isinstance(support, constraints.independent):
@@ -137,10 +179,10 @@ def _supported(fn, value: Tensor) -> Tensor:
     return torch.zeros_like(value)
 
 
-def is_masked(fn) -> bool:
+def is_masked(fn: Distribution) -> bool:
     """Whether a distribution hides elements by itself."""
-    while hasattr(fn, "base_dist") and not isinstance(fn, MaskedDistribution):
-        fn = fn.base_dist
+    while not isinstance(fn, MaskedDistribution) and (base := _base(fn)) is not None:
+        fn = base
     return isinstance(fn, MaskedDistribution)
 
 
@@ -168,9 +210,9 @@ def max_plate_nesting(traces: Iterable[Trace]) -> int:
             -frame.dim
             for trace in traces
             for site in trace.nodes.values()
-            if site["type"] == "sample"
-            for frame in plates_of(site).values()
-            if frame.vectorized
+            if site.get("type") == "sample"
+            for frame in site.get("cond_indep_stack", ())
+            if frame.dim is not None and frame.name != SAMPLES
         ),
         default=0,
     )

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from itertools import accumulate
 from operator import add
+from typing import Any
 
 import torch
-from pyro.infer import ELBO
 from pyro.util import set_rng_seed
 from torch import Tensor
 from torch.distributions import Normal
@@ -28,6 +28,7 @@ from tqdm.auto import tqdm
 
 from pyro_dgp._checks import check_integer
 from pyro_dgp.infer.gradients import GradientDraws
+from pyro_dgp.infer.loss import Loss
 from pyro_dgp.infer.moments import Moments
 from pyro_dgp.infer.random_state import untouched_random_state
 
@@ -102,7 +103,7 @@ class SNRProfile:
             raise ValueError(f"level must be between 0 and 1, but it is {level}.")
         z = Normal(0.0, 1.0).icdf(torch.tensor(0.5 + level / 2, dtype=torch.float64)).item()
 
-        def ends(moments: Moments):
+        def ends(moments: Moments) -> tuple[Tensor, Tensor]:
             # Of the signed ratio; where that may be 0, from 0 to the farther end.
             low, high = (moments.snr + sign * z * moments.snr_error for sign in (-1, 1))
             return low.clamp(min=0), high
@@ -122,7 +123,7 @@ class SNRProfile:
         """Standard error of :meth:`mean_snr`, by a jackknife over ten parts of the draws."""
         return self._pooled(sites, debiased)[1]
 
-    def _pooled(self, sites, debiased) -> tuple[float, float]:
+    def _pooled(self, sites: Iterable[str] | None, debiased: bool) -> tuple[float, float]:
         names = list(self.blocks) if sites is None else list(sites)
         _check_sites(names, self.blocks)
 
@@ -187,7 +188,7 @@ class SNRProfiler:
         self,
         model: Callable,
         guide: Callable,
-        loss: ELBO,
+        loss: Loss,
         num_draws: int = 1000,
         sites: Sequence[str] | None = None,
         chunk_size: int | None = None,
@@ -202,7 +203,7 @@ class SNRProfiler:
         self.chunk_size = None if chunk_size is None else check_integer("chunk_size", chunk_size, 1)
         self.seed, self.keep_draws, self.batch, self.progress = seed, keep_draws, batch, progress
 
-    def run(self, *args, **kwargs) -> SNRProfile:
+    def run(self, *args: Any, **kwargs: Any) -> SNRProfile:
         """Draws gradients at the current parameters.
 
         :param args: Arguments of model and guide, the minibatch among them.
@@ -234,7 +235,9 @@ class SNRProfiler:
             frozenset(together),
         )
 
-    def _moments(self, chunk_size: int, draw: Callable[[int], dict[str, Tensor]]):
+    def _moments(
+        self, chunk_size: int, draw: Callable[[int], dict[str, Tensor]]
+    ) -> tuple[dict[str, list[Moments]], dict[str, Tensor]]:
         """Moments by block, and the draws if they are to be kept."""
         blocks: dict[str, list[Moments]] = {}
         kept: dict[str, list[Tensor]] = {}

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ import torch
 from pyro.infer.util import is_validation_enabled
 from pyro.poutine import Trace
 from pyro.poutine.guide import GuideMessenger
+from pyro.poutine.runtime import Message
 from pyro.util import check_model_guide_match, check_site_shape, set_rng_seed
 from torch import Tensor
 
@@ -18,7 +20,13 @@ from pyro_dgp.infer.dependence import find_roles, marked_draws
 from pyro_dgp.infer.random_state import random_state, set_random_state, untouched_random_state
 from pyro_dgp.infer.rerun import Rerun
 from pyro_dgp.infer.roles import Roles
-from pyro_dgp.infer.sites import is_drawn, log_prob, random_sites, with_values, without_points
+from pyro_dgp.infer.sites import (
+    is_drawn,
+    log_prob,
+    random_sites,
+    with_values,
+    without_points,
+)
 
 __all__ = ["Structure", "both_traces", "run_guide"]
 
@@ -128,11 +136,11 @@ def _weak(function: Callable) -> Callable[[], Callable | None]:
 
 def _check_shapes(model_trace: Trace, guide_trace: Trace) -> None:
     """Batch dimensions left of all plates would be taken for samples."""
-    for site in random_sites(guide_trace).values():
-        _check_shape(site, torch.empty(site["fn"].batch_shape))
-    for site in random_sites(model_trace).values():
-        _check_shape(site, log_prob(site, site["value"]))
+    for name, site in random_sites(guide_trace).items():
+        _check_shape(guide_trace.nodes[name], torch.empty(site["fn"].batch_shape))
+    for name, site in random_sites(model_trace).items():
+        _check_shape(model_trace.nodes[name], log_prob(site, site["value"]))
 
 
-def _check_shape(site: dict, log_density: Tensor) -> None:
-    check_site_shape({**site, "log_prob": log_density}, max_plate_nesting=math.inf)
+def _check_shape(site: Message, log_density: Tensor) -> None:
+    check_site_shape({**site, "log_prob": log_density}, max_plate_nesting=sys.maxsize)

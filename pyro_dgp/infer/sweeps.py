@@ -6,15 +6,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from pyro.infer import ELBO
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyro_dgp._checks import check_integer
 from pyro_dgp._files import write_json
 from pyro_dgp.infer.checkpoint import parameters_of
+from pyro_dgp.infer.loss import Loss
 from pyro_dgp.infer.snr import SNRProfiler
 
 __all__ = ["SNRPoint", "SNRSweep", "snr_sweep"]
@@ -61,11 +62,11 @@ class SNRSweep:
 
     points: list[SNRPoint]
 
-    def select(self, **values) -> list[SNRPoint]:
+    def select(self, **values: Any) -> list[SNRPoint]:
         """The points whose attributes have these values."""
         return [p for p in self.points if all(getattr(p, k) == v for k, v in values.items())]
 
-    def slope(self, by: str = "K", **values) -> tuple[float, float]:
+    def slope(self, by: str = "K", **values: Any) -> tuple[float, float]:
         """The slope of log SNR in log K (or M, or B) and its standard error.
 
         Least squares with the points' weights, of the ratio without bias; points where that is not
@@ -89,7 +90,7 @@ class SNRSweep:
         precision = (weight * x**2).sum()
         return float((weight * x * y).sum() / precision), float(precision**-0.5)
 
-    def advice(self, **values) -> str:
+    def advice(self, **values: Any) -> str:
         """Up to which K more samples help the signal-to-noise ratio, in words."""
         points = sorted(self.select(**values), key=lambda p: p.K)
         if len(points) < 2:
@@ -130,7 +131,7 @@ def snr_sweep(
     model: Callable,
     guide: Callable,
     args: tuple,
-    estimators: Mapping[str, Callable[..., ELBO]],
+    estimators: Mapping[str, Callable[..., Loss]],
     K: Sequence[int],
     num_particles: Sequence[int] = (1,),
     batch_sizes: Sequence[int | None] = (None,),
@@ -208,7 +209,7 @@ def _key(point: SNRPoint) -> tuple:
 _RESULTS = ("snr", "snr_error", "debiased", "debiased_error", "num_constant")
 
 
-def _first_rows(x, size: int):
+def _first_rows(x: object, size: int) -> object:
     if not isinstance(x, Tensor):
         return x
     if size > len(x):

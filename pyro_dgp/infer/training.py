@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol, runtime_checkable
 
 import torch
-from pyro.infer import ELBO, SVI
+from pyro.infer import SVI
 from pyro.optim import PyroOptim
 from pyro.optim.lr_scheduler import PyroLRScheduler
 from torch import Tensor
@@ -18,6 +20,7 @@ from tqdm.auto import tqdm
 
 from pyro_dgp.infer.checkpoint import read_checkpoint, restore, save_checkpoint
 from pyro_dgp.infer.guard import Guard
+from pyro_dgp.infer.loss import Loss
 from pyro_dgp.infer.minibatches import minibatches
 from pyro_dgp.infer.natural_gradient import NaturalGradient
 from pyro_dgp.infer.optim import ScheduledAdam
@@ -28,6 +31,17 @@ __all__ = [
     "fit",
     "paper_optimizer",
 ]
+
+
+@runtime_checkable
+class _Resumable(Protocol):
+    """A callback with a state."""
+
+    def __call__(self, step: int, loss: float) -> bool | None: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 @dataclass
@@ -68,7 +82,7 @@ def annealed_adam(lr: float, num_steps: int) -> PyroLRScheduler:
 def fit(
     model: Callable,
     guide: Callable,
-    loss: ELBO,
+    loss: Loss,
     data: Sequence[Tensor] | Mapping[str, Tensor],
     *,
     num_steps: int,
@@ -126,8 +140,9 @@ def fit(
     guarded = Guard(loss)
     svi = SVI(model, guide, optim, loss=loss.loss, loss_and_grads=guarded)
     batches = minibatches(data, batch_size, seed, weights)
+    resumable = callback if isinstance(callback, _Resumable) else None
     seen = data if weights is None else [*data, weights]
-    settings = None if checkpoint is None else {
+    settings = {} if checkpoint is None else {
         "batch_size": batch_size, "seed": seed, "num_rows": len(data[0]),
         "data": names + _digest(seen), "optim": _describe(optim), "loss": _describe_loss(loss),
     }  # fmt: skip
@@ -139,19 +154,19 @@ def fit(
         history.seconds = state["progress"]["seconds"]
         history.stopped = state["progress"]["stopped"]
         batches.load_state(state["progress"]["batches"])
-        if hasattr(callback, "load_state_dict") and state["progress"]["callback"] is not None:
-            callback.load_state_dict(state["progress"]["callback"])
+        if resumable is not None and state["progress"]["callback"] is not None:
+            resumable.load_state_dict(state["progress"]["callback"])
 
-    def save() -> None:
+    def save(path: str | Path) -> None:
         state = {
             "settings": settings,
             "losses": history.losses,
             "seconds": history.seconds + time.perf_counter() - start_time,
             "stopped": history.stopped,
             "batches": batches.state(),
-            "callback": callback.state_dict() if hasattr(callback, "state_dict") else None,
+            "callback": None if resumable is None else resumable.state_dict(),
         }
-        save_checkpoint(checkpoint, guarded.parameters, optim, state)
+        save_checkpoint(path, guarded.parameters, optim, state)
 
     first = num_steps if history.stopped else len(history.losses)
     start_time = saved_time = time.perf_counter()
@@ -160,7 +175,7 @@ def fit(
         with bar, _Interrupt() as interrupt:
             for step in range(first, num_steps):
                 guarded.step = step
-                value = svi.step(*next(batches))
+                value: float = svi.step(*next(batches))  # pyright: ignore[reportAssignmentType]
                 _advance(optim, value)
                 history.losses.append(value)
                 if callback is not None:
@@ -172,7 +187,7 @@ def fit(
                 history.interrupted = interrupt.seen
                 last = step + 1 == num_steps or history.interrupted or history.stopped
                 if checkpoint is not None and (last or now - saved_time >= checkpoint_interval):
-                    save()
+                    save(checkpoint)
                     saved_time = now
                 if history.interrupted or history.stopped:
                     break
@@ -203,7 +218,7 @@ class _Interrupt:
             self.previous = signal.signal(signal.SIGINT, self._handle)
         return self
 
-    def _handle(self, number, frame) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.seen:
             raise KeyboardInterrupt
         self.seen = True
@@ -218,16 +233,16 @@ def _describe(optim: PyroOptim) -> str:
     if isinstance(optim, NaturalGradient):
         own = optim.lr, optim.decay, optim.decay_steps
         return f"NaturalGradient{own} {_describe(optim.optim)}"
-    parts = [optim.pt_optim_constructor, optim.pt_optim_args]
+    parts: list[object] = [optim.pt_optim_constructor, optim.pt_optim_args]
     if isinstance(optim, PyroLRScheduler):
         parts += [optim.pt_scheduler_constructor, optim.kwargs]
-    return " ".join(
-        part.__name__
-        if hasattr(part, "__name__")
-        else str({k: v for k, v in part.items() if isinstance(v, int | float | str)})
+    names = (
+        str({k: v for k, v in part.items() if isinstance(v, int | float | str)})
+        if isinstance(part, dict)
+        else getattr(part, "__name__", "")
         for part in parts
-        if isinstance(part, dict) or hasattr(part, "__name__")
     )
+    return " ".join(name for name in names if name)
 
 
 def _digest(data: Sequence[Tensor]) -> str:
@@ -235,11 +250,11 @@ def _digest(data: Sequence[Tensor]) -> str:
     found = hashlib.sha256()
     for tensor in data:
         found.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
-        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()[:16]
 
 
-def _describe_loss(loss: ELBO) -> str:
+def _describe_loss(loss: Loss) -> str:
     """Its class and its numbers, but one that losses of Pyro's own find out at their first use."""
     numbers = {k: v for k, v in vars(loss).items() if isinstance(v, int | float | str)}
     numbers.pop("max_plate_nesting", None)
