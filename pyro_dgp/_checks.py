@@ -1,6 +1,7 @@
 """Checks of arguments that several modules share."""
 
 import operator
+from typing import SupportsIndex
 
 import torch
 
@@ -19,13 +20,13 @@ def check_device(device: str | torch.device) -> None:
         ) from None
 
 
-def check_integer(name: str, value, minimum: int) -> int:
+def check_integer(name: str, value: object, minimum: int) -> int:
     """The value as an ``int``; NumPy's and torch's integers pass, bools and floats do not.
 
     :raises ValueError: If it is not an integer of at least ``minimum``; names the argument.
     """
     try:
-        if isinstance(value, bool):
+        if isinstance(value, bool) or not isinstance(value, SupportsIndex):
             raise TypeError
         number = operator.index(value)
     except TypeError:

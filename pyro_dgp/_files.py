@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -80,7 +81,7 @@ def read_tensors(path: Path, what: str) -> dict:
         ) from error
 
 
-def _plain(state):
+def _plain(state: Any) -> Any:
     """Numbers and tensors for NumPy's, which ``weights_only`` refuses to load."""
     if isinstance(state, dict):
         return {_plain(key): _plain(value) for key, value in state.items()}

@@ -6,6 +6,8 @@ import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from pyro_dgp import __version__
 from pyro_dgp._checks import check_integer
@@ -24,6 +26,9 @@ from pyro_dgp.experiments.runs import (
 from pyro_dgp.memory import keep_freed_memory
 from pyro_dgp.plots import pyplot
 from pyro_dgp.table.commands import add_evaluate, add_fit, add_plot, add_predict, add_report
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["main"]
 
@@ -64,7 +69,7 @@ def _demo(args: argparse.Namespace) -> int:
     return _run(args, replace(_demo_config(args, _DEMO), noise_variance=0.1), figures)
 
 
-def _figures():
+def _figures() -> ModuleType | None:
     """The module that draws, or None without Matplotlib. Before long work, so that it is known."""
     from pyro_dgp.experiments import figures
 
@@ -132,7 +137,7 @@ def _snr(args: argparse.Namespace) -> int:
     return 0
 
 
-def _save_figure(figure, image: Path) -> None:
+def _save_figure(figure: "Figure", image: Path) -> None:
     figure.savefig(image, dpi=120)
     print(f"figure               {image}")
 
@@ -147,7 +152,9 @@ def _reproduce(args: argparse.Namespace) -> int:
     folder = Path(args.output)
     _check_folder(folder)
     size = replace(study.size, **given)
-    figures = None if args.no_figure or study.draw is None else _figures()
+    draw = None if args.no_figure else study.draw
+    if draw is not None and _figures() is None:
+        draw = None
     print(f"{args.what}: {size}", file=sys.stderr)
     try:
         results = study.compute(size, folder, not args.quiet)
@@ -165,8 +172,8 @@ def _reproduce(args: argparse.Namespace) -> int:
         path = folder / f"{args.what}{suffix}"
         path.write_text(content)
         print(f"table                {path}")
-    if figures is not None:
-        _save_figure(study.draw(results), folder / f"{args.what}.png")
+    if draw is not None:
+        _save_figure(draw(results), folder / f"{args.what}.png")
     return 0
 
 
@@ -225,7 +232,7 @@ def _train(args: argparse.Namespace) -> int:
     return _run(args, config, None)
 
 
-def _run(args: argparse.Namespace, config: RunConfig, figures) -> int:
+def _run(args: argparse.Namespace, config: RunConfig, figures: ModuleType | None) -> int:
     folder = Path(args.output)
     _check_folder(folder)
     record, dgp = run(config, folder, progress=not args.quiet)
@@ -283,7 +290,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_demo(commands) -> None:
+def _add_demo(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     demo = commands.add_parser(
         "demo",
         help="train on the paper's demo data and draw what was learned",
@@ -297,7 +304,7 @@ def _add_demo(commands) -> None:
     _add_output(demo)
 
 
-def _add_train(commands) -> None:
+def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     train = commands.add_parser(
         "train",
         help="train and evaluate one model on one split of a data set",
@@ -314,7 +321,7 @@ def _add_train(commands) -> None:
     _add_output(train)
 
 
-def _add_snr(commands) -> None:
+def _add_snr(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     snr = commands.add_parser(
         "snr",
         help="signal-to-noise ratios of the encoder's gradient",
@@ -342,7 +349,7 @@ def _add_snr(commands) -> None:
     _add_output(snr)
 
 
-def _add_reproduce(commands) -> None:
+def _add_reproduce(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     reproduce = commands.add_parser(
         "reproduce",
         help="make one of the paper's figures, or its table",
@@ -377,7 +384,7 @@ def _add_reproduce(commands) -> None:
     _add_output(reproduce)
 
 
-def _add_data(commands) -> None:
+def _add_data(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     data = commands.add_parser(
         "data",
         help="list the data sets of the study, check their files, and get those that are missing",
@@ -392,7 +399,7 @@ def _add_data(commands) -> None:
     data.add_argument("--quiet", action="store_true", help="no progress bar")
 
 
-def _add_output(parser) -> None:
+def _add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", default="results", help="folder to write to (default results)")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from pyro_dgp._checks import check_integer
@@ -72,13 +73,13 @@ class Forest:
     @classmethod
     def fitted(
         cls,
-        X,
-        y,
+        X: ArrayLike,
+        y: ArrayLike,
         *,
         num_trees: int,
         min_samples_leaf: int = 1,
         max_samples: int | None = None,
-        sample_weight=None,
+        sample_weight: ArrayLike | None = None,
         seed: int,
         n_jobs: int = 1,
     ) -> tuple["Forest", tuple[np.ndarray, np.ndarray]]:
@@ -176,7 +177,7 @@ class Forest:
     def nbytes(self) -> int:
         return sum(getattr(self, name).nbytes for name in _DIMS)
 
-    def moments(self, X) -> tuple[np.ndarray, np.ndarray]:
+    def moments(self, X: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """The mean and the standard deviation over all trees.
 
         A row's do not depend, not even by rounding, on which other rows come with it.
@@ -191,7 +192,7 @@ class Forest:
                 over_trees.add(self.value[leaf])
         return over_trees.mean, over_trees.sd()
 
-    def predictions(self, X) -> np.ndarray:
+    def predictions(self, X: ArrayLike) -> np.ndarray:
         """What each tree predicts.
 
         :param X: [N, D].
@@ -261,7 +262,7 @@ class Forest:
             return "a child comes before its parent"
         return None
 
-    def _checked(self, X) -> np.ndarray:
+    def _checked(self, X: ArrayLike) -> np.ndarray:
         X = rounded_inputs(X)
         if X.shape[1] != self.num_inputs:
             raise ValueError(f"X has {X.shape[1]} columns; the forest knows {self.num_inputs}.")
@@ -298,7 +299,7 @@ class _Moments:
         self.count = np.zeros(shape[0], dtype=np.int64)
         self.mean, self._squares = np.zeros(shape), np.zeros(shape)
 
-    def add(self, values: np.ndarray, rows=slice(None)) -> None:
+    def add(self, values: np.ndarray, rows: slice | np.ndarray = slice(None)) -> None:
         """
         :param numpy.ndarray values: [M, P].
         :param rows: Where they belong; M different ones.
@@ -334,8 +335,11 @@ def _moments_before(y: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.n
     mean = np.cumsum(weight * away, 0) / total
     earlier = np.concatenate([nothing, mean[:-1]])
     squares = np.cumsum(weight * (away - earlier) * (away - mean), 0)
-    parts = total, y[0] + mean, squares
-    return tuple(np.concatenate([nothing[:, : p.shape[1]], p[:-1]]) for p in parts)
+
+    def before(sums: np.ndarray) -> np.ndarray:
+        return np.concatenate([nothing[:, : sums.shape[1]], sums[:-1]])
+
+    return before(total), before(y[0] + mean), before(squares)
 
 
 def _plain(tree) -> dict[str, np.ndarray]:
@@ -397,7 +401,7 @@ def _joined(trees: list[dict]) -> dict[str, np.ndarray]:
     return {name: np.concatenate([tree.pop(name) for tree in trees]) for name in tuple(trees[0])}
 
 
-def rounded_inputs(X) -> np.ndarray:
+def rounded_inputs(X: ArrayLike) -> np.ndarray:
     """As trees see them: float32, [N, D].
 
     :raises ValueError: If they are not finite or no matrix.
@@ -412,7 +416,7 @@ def rounded_inputs(X) -> np.ndarray:
     return np.ascontiguousarray(np.clip(X, -_LARGEST, _LARGEST), dtype=np.float32)
 
 
-def _checked_targets(y) -> np.ndarray:
+def _checked_targets(y: ArrayLike) -> np.ndarray:
     y = np.asarray(y, dtype=np.float64)
     if y.ndim not in (1, 2) or 0 in y.shape[1:]:
         raise ValueError(f"y must be [N] or [N, P], but its shape is {y.shape}.")
@@ -421,7 +425,7 @@ def _checked_targets(y) -> np.ndarray:
     return np.ascontiguousarray(y.reshape(len(y), -1) if len(y) else y.reshape(0, 1))
 
 
-def _checked_weights(weight, N: int) -> np.ndarray:
+def _checked_weights(weight: ArrayLike | None, N: int) -> np.ndarray:
     """[N], at most 1: trees do not depend on their scale."""
     if weight is None:
         return np.ones(N)

@@ -3,6 +3,8 @@
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,6 +14,9 @@ from pyro_dgp.experiments.datasets import Split
 from pyro_dgp.gp import LatentDGP
 from pyro_dgp.infer import SNRPoint, SNRSweep
 from pyro_dgp.plots import pyplot
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = [
     "demo_figure",
@@ -25,13 +30,13 @@ __all__ = [
 ]
 
 
-def _pyplot():
+def _pyplot() -> ModuleType:
     plt = pyplot()
     plt.matplotlib.use("Agg", force=False)  # these figures go to files
     return plt
 
 
-def demo_figure(dgp: LatentDGP, data: Split, num_samples: int = 2000):
+def demo_figure(dgp: LatentDGP, data: Split, num_samples: int = 2000) -> "Figure":
     """The demo data, draws from the trained model, and predictive densities at some inputs.
 
     :param LatentDGP dgp: A model of one input and one target.
@@ -44,7 +49,7 @@ def demo_figure(dgp: LatentDGP, data: Split, num_samples: int = 2000):
     x = np.linspace(data.X_train.min(), data.X_train.max(), 400)
     grid = np.linspace(data.y_train.min() - 0.5, np.quantile(data.y_train, 0.999) + 0.5, 400)
 
-    def tensor(array) -> Tensor:
+    def tensor(array: np.ndarray) -> Tensor:
         return torch.as_tensor(array, dtype=like.dtype, device=like.device)
 
     draws = dgp.predict(tensor(x)[:, None], 200).sample((8,)).cpu()
@@ -78,7 +83,7 @@ def demo_figure(dgp: LatentDGP, data: Split, num_samples: int = 2000):
     return figure
 
 
-def snr_figure(sweep: SNRSweep, groups: Sequence[str]):
+def snr_figure(sweep: SNRSweep, groups: Sequence[str]) -> "Figure":
     """Figure 1: SNR against K for some parameters, REG and DReG on twin axes.
 
     :param SNRSweep sweep: Of the estimators "REG" and "DReG".
@@ -108,7 +113,9 @@ def snr_figure(sweep: SNRSweep, groups: Sequence[str]):
     return figure
 
 
-def histogram_figure(draws: Mapping[str, Mapping[int, Tensor]], common_axis: bool = True):
+def histogram_figure(
+    draws: Mapping[str, Mapping[int, Tensor]], common_axis: bool = True
+) -> "Figure":
     """Figures 2 and 8: histograms of one parameter's gradient, with zero and the mean marked.
 
     :param draws: Gradients [num_draws] by estimator and K.
@@ -153,7 +160,7 @@ def _bulk(values: Tensor) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def depth_figure(sweeps: Mapping[str, Mapping[int, SNRSweep]]):
+def depth_figure(sweeps: Mapping[str, Mapping[int, SNRSweep]]) -> "Figure":
     """Figure 3: mean SNR by depth, one bar for each K, REG above and DReG below.
 
     :param sweeps: By data set and number of layers.
@@ -190,7 +197,7 @@ def depth_figure(sweeps: Mapping[str, Mapping[int, SNRSweep]]):
     return figure
 
 
-def training_figure(points: Mapping[str, Mapping[int, Sequence[SNRPoint]]]):
+def training_figure(points: Mapping[str, Mapping[int, Sequence[SNRPoint]]]) -> "Figure":
     """Figure 9: SNR of a minibatch's gradient along training, REG left and DReG right.
 
     Lines are medians over seeds, areas interquartile ranges, dots the seeds.
@@ -223,7 +230,7 @@ def training_figure(points: Mapping[str, Mapping[int, Sequence[SNRPoint]]]):
     return figure
 
 
-def violin_figure(values: Mapping[str, Mapping[str, Mapping[int, float]]]):
+def violin_figure(values: Mapping[str, Mapping[str, Mapping[int, float]]]) -> "Figure":
     """Figure 4: test log-likelihoods over splits, with learned and with fixed q(z).
 
     :param values: By data set, kind ("learned", "fixed") and split.
@@ -248,7 +255,7 @@ def violin_figure(values: Mapping[str, Mapping[str, Mapping[int, float]]]):
     return figure
 
 
-def marginals_figure(points: Mapping[str, Sequence[Mapping]]):
+def marginals_figure(points: Mapping[str, Sequence[Mapping]]) -> "Figure":
     """Figure 5: predictive densities at some test points, with learned and with fixed q(z).
 
     :param points: By data set, mappings with "row", "target", "grid", "learned" and "fixed".
@@ -278,7 +285,7 @@ def marginals_figure(points: Mapping[str, Sequence[Mapping]]):
     return figure
 
 
-def ordered_figure(values: Mapping[str, Mapping[str, Mapping[int, float]]]):
+def ordered_figure(values: Mapping[str, Mapping[str, Mapping[int, float]]]) -> "Figure":
     """Figure 6: test log-likelihoods of the splits, in order, and the differences DReG - REG.
 
     :param values: By data set, estimator ("reg", "dreg") and split.

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from pyro.infer import ELBO
 from scipy.stats import shapiro
 from torch import Tensor
 
 from pyro_dgp.gp import LatentDGP, PredictiveMixture
+from pyro_dgp.infer.loss import Loss
 
 __all__ = [
     "LEVELS", "bound", "coverage", "evaluate", "pit_bounds", "point_masses", "randomised_pit",
@@ -33,7 +33,7 @@ def test_log_likelihood(dgp: LatentDGP, X: Tensor, y: Tensor, num_samples: int =
 
 
 # The name is the field's; pytest is not to collect it where it is imported.
-test_log_likelihood.__test__ = False
+test_log_likelihood.__test__ = False  # pyright: ignore[reportFunctionMemberAccess]
 
 
 #: Nominal coverages of the central intervals that :func:`evaluate` looks at.
@@ -147,13 +147,15 @@ def point_masses(y: Tensor, least: float = 0.05) -> dict[str, float] | None:
     return {"value": values[counts.argmax()].item(), "share": share, "distinct": len(values)}
 
 
-def bound(dgp: LatentDGP, loss: ELBO, X: Tensor, y: Tensor, batch_size: int = 512) -> float:
+def bound(dgp: LatentDGP, loss: Loss, X: Tensor, y: Tensor, batch_size: int = 512) -> float:
     """The bound (not its negative) of the training data, by passes over batches of them."""
     batches = zip(X.split(batch_size), y.split(batch_size), strict=True)
     return -sum(loss.loss(dgp.model, dgp.guide, *b) * len(b[0]) / len(X) for b in batches)
 
 
-def _predictions(dgp, X, y, num_samples) -> Iterator[tuple[PredictiveMixture, Tensor]]:
+def _predictions(
+    dgp: LatentDGP, X: Tensor, y: Tensor, num_samples: int
+) -> Iterator[tuple[PredictiveMixture, Tensor]]:
     if y.shape[0] != len(X) or y.dim() - 1 != dgp.likelihood.event_dim:
         raise ValueError(
             f"y has shape {tuple(y.shape)}, which does not fit X with {len(X)} rows and a model "

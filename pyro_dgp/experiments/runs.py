@@ -6,11 +6,12 @@ import platform
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyro
 import torch
-from pyro.infer import ELBO, TraceMeanField_ELBO
+from pyro.infer import TraceMeanField_ELBO
 from pyro.optim import PyroOptim
 from torch import Tensor
 
@@ -33,6 +34,7 @@ from pyro_dgp.infer import (
     TrainingHistory,
     fit,
 )
+from pyro_dgp.infer.loss import Loss
 from pyro_dgp.infer.training import annealed_adam, paper_optimizer
 
 __all__ = [
@@ -57,7 +59,7 @@ LOSSES = ("dreg", "reg", "vi")
 LIKELIHOODS = ("gaussian", "heteroscedastic", "student_t", "rounded", "zero_inflated")
 
 
-def _one_of(choices: tuple[str, ...]):
+def _one_of(choices: tuple[str, ...]) -> Any:
     """A field whose default is the first of its choices."""
     return field(default=choices[0], metadata={"choices": choices})
 
@@ -190,7 +192,7 @@ class RunConfig:
             likelihood.noise_scale = self.noise_scale
         return likelihood
 
-    def elbo(self) -> ELBO:
+    def elbo(self) -> Loss:
         """The loss that is minimised."""
         if self.loss == "vi":
             return TraceMeanField_ELBO()
@@ -254,8 +256,11 @@ def load_data(config: RunConfig) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     data = datasets.load(config.dataset, config.split)
     check_device(config.device)
     dtype = getattr(torch, config.dtype)
-    arrays = data.X_train, data.y_train, data.X_test, data.y_test
-    return tuple(torch.as_tensor(a, dtype=dtype, device=config.device) for a in arrays)
+
+    def tensor(array: np.ndarray) -> Tensor:
+        return torch.as_tensor(array, dtype=dtype, device=config.device)
+
+    return tensor(data.X_train), tensor(data.y_train), tensor(data.X_test), tensor(data.y_test)
 
 
 def checkpoint_path(config: RunConfig, folder: str | Path) -> Path:

@@ -1,14 +1,53 @@
 """What the pictures have in common."""
 
-import numpy as np
+from types import ModuleType
+from typing import TYPE_CHECKING, Protocol
 
-__all__ = ["along", "axes_of", "like", "name_of", "pyplot", "short"]
+import numpy as np
+from numpy.typing import ArrayLike
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+    from pyro_dgp.sklearn.regressor import Predictive
+
+__all__ = [
+    "ClassModel",
+    "DensityModel",
+    "along",
+    "axes_of",
+    "like",
+    "name_of",
+    "pyplot",
+    "short",
+]
 
 # Characters of a name.
 _LONGEST = 40
 
 
-def pyplot():
+class DensityModel(Protocol):
+    """A fitted model of one target that predicts densities."""
+
+    def predictive(
+        self, X: "np.ndarray | pd.DataFrame", z: ArrayLike | None = None
+    ) -> "Predictive":
+        """The predictive distribution, in units of y."""
+        ...
+
+
+class ClassModel(Protocol):
+    """A fitted classifier."""
+
+    classes_: np.ndarray
+
+    def predict_proba(self, X: "np.ndarray | pd.DataFrame") -> np.ndarray:
+        """Probabilities of classes, [N, C]."""
+        ...
+
+
+def pyplot() -> ModuleType:
     """Matplotlib's ``pyplot``.
 
     :raises ImportError: If it is missing; says how to install it.
@@ -20,11 +59,14 @@ def pyplot():
     return plt
 
 
-def axes_of(ax):
+def axes_of(ax: "Axes | None") -> "Axes":
+    """The axes, or those of a new figure."""
     return pyplot().subplots(layout="constrained")[1] if ax is None else ax
 
 
-def along(X, feature: int, row, num_points: int) -> tuple[np.ndarray, np.ndarray]:
+def along(
+    X: ArrayLike, feature: int, row: ArrayLike | None, num_points: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Values of one input from end to end, and rows with them."""
     X = np.asarray(X, dtype=float)
     if X.ndim != 2 or not 0 <= feature < X.shape[1]:
@@ -39,7 +81,7 @@ def along(X, feature: int, row, num_points: int) -> tuple[np.ndarray, np.ndarray
     return grid, rows
 
 
-def like(model, rows: np.ndarray):
+def like(model: object, rows: np.ndarray) -> "np.ndarray | pd.DataFrame":
     """Rows as a data frame if the model was fitted to one, so that it knows the names."""
     names = getattr(model, "feature_names_in_", None)
     if names is None:
@@ -49,7 +91,8 @@ def like(model, rows: np.ndarray):
     return pd.DataFrame(rows, columns=names)
 
 
-def name_of(model, feature: int) -> str:
+def name_of(model: object, feature: int) -> str:
+    """The name of a column of the inputs, as a label."""
     names = getattr(model, "feature_names_in_", None)
     # A dollar would begin a formula.
     return f"x{feature}" if names is None else short(str(names[feature])).replace("$", r"\$")

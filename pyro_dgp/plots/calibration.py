@@ -1,15 +1,21 @@
 """Whether probabilities may be taken at their word."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
+from numpy.typing import ArrayLike
 
 from pyro_dgp.plots._axes import axes_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["calibration_curve", "pit_histogram", "reliability_curve"]
 
 _LEAST_IN_A_BIN = 10
 
 
-def pit_histogram(pit, num_bins: int = 10, ax=None):
+def pit_histogram(pit: ArrayLike, num_bins: int = 10, ax: "Axes | None" = None) -> "Axes":
     """Histogram of P(target <= y), flat if predictions are calibrated.
 
     The band holds a bar of a calibrated model with probability 0.95.
@@ -27,12 +33,13 @@ def pit_histogram(pit, num_bins: int = 10, ax=None):
     scale = num_bins / len(pit)
     ax.axhspan(low * scale, high * scale, color="0.9", lw=0)
     ax.axhline(1.0, color="0.5", lw=1)
-    ax.hist(pit, np.linspace(0, 1, num_bins + 1), density=True, color="C0", alpha=0.7, ec="white")
+    edges = np.linspace(0, 1, num_bins + 1).tolist()
+    ax.hist(pit, edges, density=True, color="C0", alpha=0.7, ec="white")
     ax.set(xlim=(0, 1), xlabel="P(target ≤ y)", ylabel="density", title="PIT histogram")
     return ax
 
 
-def calibration_curve(pit, ax=None):
+def calibration_curve(pit: ArrayLike, ax: "Axes | None" = None) -> "Axes":
     """Share of the targets below each quantile, on the diagonal if predictions are calibrated.
 
     The band holds the whole curve of a calibrated model with probability 0.95, by the
@@ -56,7 +63,9 @@ def calibration_curve(pit, ax=None):
     return ax
 
 
-def reliability_curve(probability, happened, num_bins: int = 10, ax=None):
+def reliability_curve(
+    probability: ArrayLike, happened: ArrayLike, num_bins: int = 10, ax: "Axes | None" = None
+) -> "Axes":
     """How often what was predicted happened: on the diagonal if as often as predicted.
 
     Bins hold as many predictions each. Bars are the central 95% of what a calibrated model would

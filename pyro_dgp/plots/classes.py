@@ -1,16 +1,27 @@
 """Probabilities of a classifier."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from pyro_dgp.plots._axes import along, axes_of, like, name_of
+from numpy.typing import ArrayLike
+
+from pyro_dgp.plots._axes import ClassModel, along, axes_of, like, name_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["probabilities_along_input"]
 
 
 def probabilities_along_input(
-    model, X, feature: int, row=None, labels: Sequence[str] | None = None, num_points: int = 100,
-    ax=None,
-):  # fmt: skip
+    model: ClassModel,
+    X: ArrayLike,
+    feature: int,
+    row: ArrayLike | None = None,
+    labels: Sequence[str] | None = None,
+    num_points: int = 100,
+    ax: "Axes | None" = None,
+) -> "Axes":
     """Probabilities of the classes along one input, one upon the other, the others held fixed.
 
     :param model: A fitted :class:`~pyro_dgp.sklearn.LatentDGPClassifier`.

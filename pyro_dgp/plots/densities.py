@@ -1,16 +1,28 @@
 """Predictive densities of a regressor of one target."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 
-from pyro_dgp.plots._axes import along, axes_of, like, name_of, pyplot
+from pyro_dgp.plots._axes import DensityModel, along, axes_of, like, name_of, pyplot
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["density_along_input", "fan_chart", "latent_traversal", "marginal_densities"]
 
 
-def density_along_input(model, X, feature: int, row=None, num_points: int = 80, ax=None):
+def density_along_input(
+    model: DensityModel,
+    X: ArrayLike,
+    feature: int,
+    row: ArrayLike | None = None,
+    num_points: int = 80,
+    ax: "Axes | None" = None,
+) -> "Axes":
     """Predictive density as shades along one input, the others held fixed.
 
     :param model: A fitted :class:`~pyro_dgp.sklearn.LatentDGPRegressor` of one target.
@@ -32,9 +44,14 @@ def density_along_input(model, X, feature: int, row=None, num_points: int = 80, 
 
 
 def fan_chart(
-    model, X, feature: int, row=None, levels: Sequence[float] = (0.5, 0.9, 0.98),
-    num_points: int = 100, ax=None,
-):  # fmt: skip
+    model: DensityModel,
+    X: ArrayLike,
+    feature: int,
+    row: ArrayLike | None = None,
+    levels: Sequence[float] = (0.5, 0.9, 0.98),
+    num_points: int = 100,
+    ax: "Axes | None" = None,
+) -> "Axes":
     """Median and central intervals along one input, the others held fixed.
 
     :param model: A fitted :class:`~pyro_dgp.sklearn.LatentDGPRegressor` of one target.
@@ -63,8 +80,13 @@ def fan_chart(
 
 
 def marginal_densities(
-    model, X, y=None, num_points: int = 500, labels: Sequence[str] | None = None, ax=None
-):
+    model: DensityModel,
+    X: ArrayLike,
+    y: ArrayLike | None = None,
+    num_points: int = 500,
+    labels: Sequence[str] | None = None,
+    ax: "Axes | None" = None,
+) -> "Axes":
     """Predictive densities of a few rows, with their targets as vertical lines.
 
     :param model: A fitted :class:`~pyro_dgp.sklearn.LatentDGPRegressor` of one target.
@@ -88,9 +110,14 @@ def marginal_densities(
 
 
 def latent_traversal(
-    model, X, feature: int, row=None, values: Sequence[float] = (-2, -1, 0, 1, 2),
-    num_points: int = 100, ax=None,
-):  # fmt: skip
+    model: DensityModel,
+    X: ArrayLike,
+    feature: int,
+    row: ArrayLike | None = None,
+    values: Sequence[float] = (-2, -1, 0, 1, 2),
+    num_points: int = 100,
+    ax: "Axes | None" = None,
+) -> "Axes":
     """What the latent input does: the mean along one input, for some values of z.
 
     :param model: A fitted :class:`~pyro_dgp.sklearn.LatentDGPRegressor` of one target with
@@ -115,7 +142,9 @@ def latent_traversal(
     return ax
 
 
-def _densities(model, rows: np.ndarray, tail: float, num_points: int):
+def _densities(
+    model: DensityModel, rows: np.ndarray, tail: float, num_points: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Targets, and densities of each row there, [num_points, N]."""
     predictive = model.predictive(like(model, rows))
     ends = predictive.quantile(torch.tensor([tail, 1 - tail]))

@@ -1,13 +1,22 @@
 """Which inputs matter."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from pyro_dgp.plots._axes import axes_of, short
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["importances"]
 
 
-def importances(found: Mapping[str, tuple[float, float]], loss: str = "loss", most=20, ax=None):
+def importances(
+    found: Mapping[str, tuple[float, float]],
+    loss: str = "loss",
+    most: int = 20,
+    ax: "Axes | None" = None,
+) -> "Axes":
     """By how much a loss on held-out rows grows when an input's values are shuffled.
 
     :param found: Of each input the growth as a share of the loss, and its standard error.

@@ -1,14 +1,25 @@
 """What happens along training."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from pyro_dgp.infer.sweeps import SNRSweep
+from pyro_dgp.infer.training import TrainingHistory
 from pyro_dgp.plots._axes import axes_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["snr_along_training", "training_curve"]
 
 
-def training_curve(history, validation=None, window: int | None = None, ax=None):
+def training_curve(
+    history: TrainingHistory,
+    validation: tuple[np.ndarray, np.ndarray] | None = None,
+    window: int | None = None,
+    ax: "Axes | None" = None,
+) -> "Axes":
     """The loss along training, as means over windows of steps, and held-out scores.
 
     :param history: A :class:`~pyro_dgp.infer.TrainingHistory`.
@@ -37,7 +48,7 @@ def training_curve(history, validation=None, window: int | None = None, ax=None)
     return ax
 
 
-def snr_along_training(sweeps: dict[int, SNRSweep], group: str, ax=None):
+def snr_along_training(sweeps: dict[int, SNRSweep], group: str, ax: "Axes | None" = None) -> "Axes":
     """Signal-to-noise ratios of a group of parameters along training, one line an estimator and K.
 
     :param sweeps: By the number of steps, :func:`~pyro_dgp.infer.snr_sweep` of the same estimators

@@ -6,14 +6,17 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, is_classifier
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
@@ -25,13 +28,18 @@ from pyro_dgp.gp import LatentDGP, PredictiveMixture
 from pyro_dgp.gp.kernels import KERNELS
 from pyro_dgp.gp.likelihoods import LIKELIHOODS, Likelihood, described, rebuilt
 from pyro_dgp.infer import TrainingHistory
-from pyro_dgp.sklearn.features import SOURCES, JointFeatures
+from pyro_dgp.sklearn.classes import ClassPool
+from pyro_dgp.sklearn.features import SOURCES, Estimator, JointFeatures
 from pyro_dgp.sklearn.members import Fold, Member, Recipe, isolated
-from pyro_dgp.sklearn.pool import HeldOut
+from pyro_dgp.sklearn.pool import HeldOut, Pool
 from pyro_dgp.sklearn.scaling import fitted_scaler, numbers, scaler_of, transformed
 from pyro_dgp.sklearn.schedule import Schedule, fit_all
 
 __all__ = ["LatentDGPEstimator", "counting"]
+
+#: A name of :data:`~pyro_dgp.sklearn.features.SOURCES`, or an estimator.
+FeatureSource = str | Estimator
+_Model = TypeVar("_Model", bound="LatentDGPEstimator")
 
 _FORMAT = "pyro_dgp model 4"
 # Fewer rows than this are too few to hold some out.
@@ -54,17 +62,30 @@ class LatentDGPEstimator(BaseEstimator):
     # What targets may be modelled as.
     _transforms: tuple[str | None, ...] = (None,)
     # Of what a pool is made.
-    _pool_class: type
+    _pool_class: type[Pool] | type[ClassPool]
     # What ``features`` may be beside names and None, and what "auto" is.
     _base = "regressor"
     _auto_features: tuple[str, ...] = ("trees", "boosting")
 
+    # What ``fit`` and ``load`` set.
+    n_features_in_: int
+    feature_names_in_: np.ndarray
+    members_: list[Member]
+    likelihood_: str
+    num_steps_: int
+    extra_: dict[str, Any]
+    _pool: Pool | ClassPool
+    _x_scaler: StandardScaler
+    _dgp_options: dict[str, Any]
+    _num_rows: int
+    _seed: int
+
     def __init__(
         self,
         *,
-        likelihood="auto",
+        likelihood: str | type[Likelihood] | Likelihood = "auto",
         target_transform: str | None = None,
-        features="auto",
+        features: FeatureSource | Sequence[FeatureSource] | None = "auto",
         pool: bool = True,
         n_estimators: int = 1,
         num_layers: int = 2,
@@ -83,7 +104,7 @@ class LatentDGPEstimator(BaseEstimator):
         dtype: str = "float32",
         device: str = "cpu",
         checkpoint: str | Path | None = None,
-        random_state=None,
+        random_state: int | np.random.RandomState | None = None,
         verbose: bool = False,
     ) -> None:
         self.likelihood = likelihood
@@ -181,7 +202,7 @@ class LatentDGPEstimator(BaseEstimator):
     def _can_pool(self, likelihood: Likelihood) -> bool:
         raise NotImplementedError
 
-    def _pool_of(self, parts: list[HeldOut], data: Fold):
+    def _pool_of(self, parts: list[HeldOut], data: Fold) -> Pool | ClassPool:
         """A pool, chosen on held-out rows; the deep GP alone if there are none."""
         raise NotImplementedError
 
@@ -236,7 +257,7 @@ class LatentDGPEstimator(BaseEstimator):
         mine = (p for p in others if p.suffix[1:].isdigit() or p.suffix == ".plan")
         return [first, *mine]
 
-    def save(self, path: str | Path, **extra) -> None:
+    def save(self, path: str | Path, **extra: Any) -> None:
         """Writes the fitted model to one file, which :meth:`load` reads without running code.
 
         :param path: File to write; it is the old one or the new one whenever the process is killed.
@@ -256,7 +277,7 @@ class LatentDGPEstimator(BaseEstimator):
         members = [
             {
                 "features": member.features.state(),
-                "scaler": numbers(member.scaler) if member.num_features else {},
+                "scaler": {} if member.scaler is None else numbers(member.scaler),
                 "state": member.dgp.state_dict(),
             }
             for member in self.members_
@@ -291,8 +312,8 @@ class LatentDGPEstimator(BaseEstimator):
 
     @classmethod
     def load(
-        cls, path: str | Path, device: str | None = None, dtype: str | None = None
-    ) -> "LatentDGPEstimator":
+        cls: type[_Model], path: str | Path, device: str | None = None, dtype: str | None = None
+    ) -> _Model:
         """Reads what :meth:`save` wrote. Predictions are the same, to the last bit on one machine.
 
         Waits while another thread fits.
@@ -340,10 +361,17 @@ class LatentDGPEstimator(BaseEstimator):
         ]
         return model
 
-    def _loaded_member(self, recipe: Recipe, part: dict, history, steps, scores) -> Member:
+    def _loaded_member(
+        self,
+        recipe: Recipe,
+        part: dict[str, Any],
+        history: TrainingHistory,
+        steps: list[int],
+        scores: list[float],
+    ) -> Member:
         features = JointFeatures.from_state(part["features"])
         scaler = scaler_of(**part["scaler"]) if part["scaler"] else None
-        num_inputs = self.n_features_in_ + (0 if scaler is None else len(scaler.mean_))
+        num_inputs = self.n_features_in_ + len(part["scaler"].get("mean", ()))
         # Any data of the right shape, and that the likelihood accepts, make a model like it.
         A = recipe.tensor(np.zeros((2, num_inputs)))
         columns = recipe.likelihood.num_functions * self._num_outputs
@@ -405,13 +433,13 @@ class LatentDGPEstimator(BaseEstimator):
                 "checkpoint needs an integer random_state: the run that goes on must be the same."
             )
 
-    def _sources(self) -> tuple:
+    def _sources(self) -> Sequence[FeatureSource]:
         """What features come from."""
         if self.features is None:
             return ()
-        if isinstance(self.features, str) and self.features == "auto":
-            return self._auto_features
-        return self.features if isinstance(self.features, tuple | list) else (self.features,)
+        if isinstance(self.features, str):
+            return self._auto_features if self.features == "auto" else (self.features,)
+        return self.features if isinstance(self.features, Sequence) else (self.features,)
 
     def _check_features(self) -> None:
         names = [source for source in self._sources() if isinstance(source, str)]
@@ -449,12 +477,20 @@ class LatentDGPEstimator(BaseEstimator):
             if count:
                 yield member, count, self._generator()
 
-    def _check_inputs(self, X) -> np.ndarray:
+    def _check_inputs(self, X: ArrayLike) -> np.ndarray:
         check_is_fitted(self)
-        return validate_data(self, X, dtype=np.float64, reset=False)
+        X = validate_data(self, X, dtype=np.float64, reset=False)  # pyright: ignore[reportArgumentType]
+        return np.asarray(X)
+
+    def _check_pair(
+        self, X: ArrayLike, y: ArrayLike, **options: Any
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs and targets; ``options`` are those of scikit-learn's ``validate_data``."""
+        X, y = validate_data(self, X, y, dtype=np.float64, **options)  # pyright: ignore[reportArgumentType]
+        return np.asarray(X), np.asarray(y)
 
 
-def _is_estimator(features, kind: str) -> bool:
+def _is_estimator(features: object, kind: str) -> bool:
     if isinstance(features, type) or not hasattr(features, "fit"):
         return False
     if kind == "classifier":
@@ -463,7 +499,7 @@ def _is_estimator(features, kind: str) -> bool:
 
 
 def counting(
-    X: np.ndarray, y: np.ndarray, sample_weight
+    X: np.ndarray, y: np.ndarray, sample_weight: ArrayLike | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """The rows that count, and how much."""
     if sample_weight is None:
@@ -481,6 +517,6 @@ def _name(likelihood: Likelihood) -> str:
     return names[0] if names else type(likelihood).__name__
 
 
-def _plain_number(value):
+def _plain_number(value: np.generic) -> Any:
     """NumPy's scalars, for JSON."""
     return value.item()

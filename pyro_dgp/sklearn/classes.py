@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from pyro_dgp.gp import PredictiveMixture
 from pyro_dgp.sklearn.members import Fold
 from pyro_dgp.sklearn.pool import HeldOut, held_out_weights
 
@@ -52,15 +53,17 @@ class ClassPool:
         y, weights = np.concatenate([part.rows.y for part in parts]), held_out_weights(parts)
         found = {"dgp": np.concatenate([probabilities(part.dgp) for part in parts])}
         trees = [part.features.mean(part.rows.X) for part in parts]
-        if trees[0] is not None:
-            found["trees"] = np.concatenate(trees)
+        some = [mean for mean in trees if mean is not None]
+        if some:
+            found["trees"] = np.concatenate(some)
         shares = [_shares(part.trained, num_classes) for part in parts]
         found["marginal"] = np.repeat(shares, [len(part.y) for part in parts], 0)
         rows = np.arange(len(y))
         w = likeliest_weights(np.stack([p[rows, y] for p in found.values()], 1), weights)
         # The next row may be of a class that the others exclude.
         w = (w * len(y) + [name == "marginal" for name in found]) / (len(y) + 1)
-        pooled = sum(w_k * p_k for w_k, p_k in zip(w, found.values(), strict=True))
+        products = (w_k * p_k for w_k, p_k in zip(w, found.values(), strict=True))
+        pooled = sum(products, np.zeros(()))
         exponent = likeliest_exponent(pooled, y, weights)
         return cls(dict(zip(found, w.tolist(), strict=True)), exponent, _shares(data, num_classes))
 
@@ -92,7 +95,7 @@ def indicators(y: np.ndarray, num_classes: int) -> np.ndarray:
     return (y[:, None] == np.arange(num_classes)).astype(float)
 
 
-def probabilities(p) -> np.ndarray:
+def probabilities(p: PredictiveMixture) -> np.ndarray:
     """Of classes, [N, C], by a predictive distribution of Categorical, Ordinal or Bernoulli."""
     found = p.probs.to(torch.float64).cpu().numpy()
     if found.ndim == 1:

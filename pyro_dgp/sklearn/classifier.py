@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import validate_data
 from torch import Tensor
 
 from pyro_dgp.gp import PredictiveMixture
@@ -54,12 +54,16 @@ class LatentDGPClassifier(ClassifierMixin, LatentDGPEstimator):
     on held-out rows; the other attributes are the regressor's.
     """
 
+    classes_: np.ndarray
+    _pool: ClassPool
     _likelihoods = ("auto", "bernoulli", "categorical", "ordinal")
     _pool_class = ClassPool
     _base = "classifier"
     _auto_features = ("trees",)
 
-    def fit(self, X, y, sample_weight=None) -> "LatentDGPClassifier":
+    def fit(
+        self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None
+    ) -> "LatentDGPClassifier":
         """
         :param X: Inputs, [N, D]: an array or a data frame of numbers.
         :param y: Classes, [N]: numbers or strings.
@@ -71,10 +75,10 @@ class LatentDGPClassifier(ClassifierMixin, LatentDGPEstimator):
         """
         start = time.monotonic()
         self._check_parameters()
-        X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
-        check_classification_targets(y)
-        X, y, weights = counting(X, y, sample_weight)
-        self.classes_, y = np.unique(y, return_inverse=True)
+        inputs, targets = self._check_pair(X, y, ensure_min_samples=2)
+        check_classification_targets(targets)
+        inputs, targets, weights = counting(inputs, targets, sample_weight)
+        self.classes_, index = np.unique(targets, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(
                 f"y has one class only, {self.classes_[0]!r}, where weights are positive: there "
@@ -85,7 +89,7 @@ class LatentDGPClassifier(ClassifierMixin, LatentDGPEstimator):
                 f"likelihood='bernoulli' is for two classes, but y has {len(self.classes_)}: use "
                 "'categorical' or 'ordinal'."
             )
-        self._fit(X, y, weights, start)
+        self._fit(inputs, index, weights, start)
         return self
 
     @property
@@ -93,7 +97,7 @@ class LatentDGPClassifier(ClassifierMixin, LatentDGPEstimator):
         """The first member's mean log loss on held-out rows."""
         return np.array(self.members_[0].scores)
 
-    def predict_proba(self, X) -> np.ndarray:
+    def predict_proba(self, X: ArrayLike) -> np.ndarray:
         """Probabilities of classes.
 
         :param X: [N, D].
@@ -101,12 +105,12 @@ class LatentDGPClassifier(ClassifierMixin, LatentDGPEstimator):
         """
         return np.concatenate(list(self._predictions(self._check_inputs(X))))
 
-    def predict_log_proba(self, X) -> np.ndarray:
+    def predict_log_proba(self, X: ArrayLike) -> np.ndarray:
         """Logarithms of :meth:`predict_proba`."""
         with np.errstate(divide="ignore"):
             return np.log(self.predict_proba(X))
 
-    def predict(self, X) -> np.ndarray:
+    def predict(self, X: ArrayLike) -> np.ndarray:
         """The likeliest classes, [N].
 
         :param X: [N, D].
@@ -119,14 +123,14 @@ class LatentDGPClassifier(ClassifierMixin, LatentDGPEstimator):
         rows = max(1, _CHUNK // (self.num_samples * len(self.classes_)))
         for start in range(0, len(X), rows):
             part = transformed("X", self._x_scaler, X[start : start + rows])
-            dgp = sum(
+            shares = (
                 count / self.num_samples * probabilities(member.predict(part, count, generator))
                 for member, count, generator in self._drawing(self.num_samples)
             )
             trees = None
             if self._pool.weights.get("trees"):
                 trees = self.members_[0].features.mean(part)
-            yield self._pool.pooled(dgp, trees)
+            yield self._pool.pooled(sum(shares, np.zeros(())), trees)
 
     def _check_parameters(self) -> None:
         if not isinstance(self.likelihood, str):

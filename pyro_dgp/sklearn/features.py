@@ -6,7 +6,8 @@ regressor by cross-fitting, its predictions of a fold by a copy that has not see
 1992, "Stacked generalization").
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 from sklearn.base import clone, is_classifier
@@ -22,6 +23,7 @@ __all__ = [
     "SOURCES",
     "BoostingFeatures",
     "CrossFittedFeatures",
+    "Estimator",
     "Features",
     "JointFeatures",
     "TreeFeatures",
@@ -42,6 +44,38 @@ _BOOSTING = {
     "max_iter": 1000, "learning_rate": 0.1, "n_iter_no_change": 40, "min_samples_leaf": 10,
     "max_features": 0.5, "l2_regularization": 1.0,
 }  # fmt: skip
+
+
+class Estimator(Protocol):
+    """A scikit-learn regressor or classifier, whose base class does not declare what they do."""
+
+    @property
+    def fit(self) -> Callable[..., Any]:
+        """Of inputs, targets and, for most, ``sample_weight``."""
+        ...
+
+    def predict(self, X: np.ndarray) -> Any:
+        """Of new rows."""
+        ...
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Parameters by name."""
+        ...
+
+    @property
+    def set_params(self) -> Callable[..., Any]:
+        """Sets parameters by name."""
+        ...
+
+
+class _Classifier(Estimator, Protocol):
+    classes_: np.ndarray
+
+    def predict_proba(self, X: np.ndarray) -> np.ndarray: ...
+
+
+def _is_classifier(estimator: Estimator) -> TypeGuard[_Classifier]:
+    return is_classifier(estimator)
 
 
 class Features:
@@ -122,13 +156,13 @@ class CrossFittedFeatures(Features):
     :param int num_columns: Q.
     """
 
-    def __init__(self, estimators: list, num_columns: int) -> None:
+    def __init__(self, estimators: list[Estimator], num_columns: int) -> None:
         self.estimators, self.num_columns = estimators, num_columns
 
     @classmethod
     def fitted(
         cls,
-        estimator,
+        estimator: Estimator,
         X: np.ndarray,
         y: np.ndarray,
         weights: np.ndarray | None,
@@ -144,7 +178,8 @@ class CrossFittedFeatures(Features):
         :param int max_samples: Most rows that a copy is fitted to; None for all.
         """
         made, values = cls([], y.shape[1]), np.empty(y.shape)
-        weighted = weights is not None and has_fit_parameter(estimator, "sample_weight")
+        if not has_fit_parameter(estimator, "sample_weight"):
+            weights = None
         if is_classifier(estimator):
             y = y.argmax(1)
         elif y.shape[1] == 1:
@@ -154,7 +189,7 @@ class CrossFittedFeatures(Features):
         for train, test in folds.split(X):
             if max_samples is not None and len(train) > max_samples:
                 train = np.sort(rng.choice(train, max_samples, replace=False))
-            options = {"sample_weight": weights[train]} if weighted else {}
+            options = {} if weights is None else {"sample_weight": weights[train]}
             one = _seeded(estimator, seed)
             if is_classifier(estimator) and len(np.unique(y[train])) == 1:
                 one = DummyClassifier()  # most others refuse a single class
@@ -165,9 +200,9 @@ class CrossFittedFeatures(Features):
     def transform(self, X: np.ndarray) -> np.ndarray:
         return np.mean([self._predicted(estimator, X) for estimator in self.estimators], 0)
 
-    def _predicted(self, estimator, X: np.ndarray) -> np.ndarray:
+    def _predicted(self, estimator: Estimator, X: np.ndarray) -> np.ndarray:
         """[N, Q]."""
-        if not is_classifier(estimator):
+        if not _is_classifier(estimator):
             return np.asarray(estimator.predict(X), dtype=np.float64).reshape(len(X), -1)
         # Rows of a fold may lack a class.
         found = np.zeros((len(X), self.num_columns))
@@ -181,9 +216,9 @@ class CrossFittedFeatures(Features):
         )
 
 
-def _seeded(estimator, seed: int):
+def _seeded(estimator: Estimator, seed: int) -> Estimator:
     """A copy whose random states, where they are None, are the seed."""
-    copy = clone(estimator)
+    copy: Estimator = clone(estimator)  # pyright: ignore[reportAssignmentType]
     states = {
         name: seed
         for name, value in copy.get_params().items()
@@ -216,7 +251,7 @@ class BoostingFeatures(Features):
         """
         model = HistGradientBoostingRegressor(
             # Rows that a fold leaves are held out in their turn.
-            early_stopping=len(X) > 2,
+            early_stopping=len(X) > 2,  # pyright: ignore[reportArgumentType]
             **_BOOSTING,
         )
         X, forests, values = rounded_inputs(X), [], []
@@ -272,7 +307,11 @@ SOURCES = {"trees": TreeFeatures, "boosting": BoostingFeatures}
 
 
 def features_of(
-    sources: Sequence, X: np.ndarray, y: np.ndarray, weights: np.ndarray | None, seed: int
+    sources: Sequence[str | Estimator],
+    X: np.ndarray,
+    y: np.ndarray,
+    weights: np.ndarray | None,
+    seed: int,
 ) -> tuple[JointFeatures, np.ndarray]:
     """Features for training rows and the function for new ones.
 

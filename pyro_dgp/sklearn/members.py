@@ -19,6 +19,7 @@ from pyro_dgp.infer.callbacks import EarlyStopping
 from pyro_dgp.infer.random_state import untouched_random_state
 from pyro_dgp.infer.training import annealed_adam
 from pyro_dgp.sklearn.features import Features, features_of
+from pyro_dgp.sklearn.scaling import mean_and_scale
 
 __all__ = ["Fold", "Member", "Recipe", "isolated"]
 
@@ -89,7 +90,7 @@ class Member:
 
     @property
     def num_features(self) -> int:
-        return 0 if self.scaler is None else len(self.scaler.mean_)
+        return 0 if self.scaler is None else len(mean_and_scale(self.scaler)[0])
 
     @classmethod
     def prepared(
@@ -129,12 +130,14 @@ class Member:
         :param Fold held_out: Rows by whose score the best parameters are kept.
         :param tick: Called after every step; True ends training.
         """
-        stopping = EarlyStopping(
-            self.dgp,
-            lambda: self._held_out_score(held_out, recipe, seed),
-            every=max(1, num_steps // _NUM_SCORES),
-            patience=recipe.patience,
-        )
+        stopping = None
+        if held_out is not None:
+            stopping = EarlyStopping(
+                self.dgp,
+                lambda: self._held_out_score(held_out, recipe, seed),
+                every=max(1, num_steps // _NUM_SCORES),
+                patience=recipe.patience,
+            )
         with isolated(seed):
             self.history = fit(
                 self.dgp.model,
@@ -147,15 +150,21 @@ class Member:
                 seed=seed,
                 weights=None if weights is None else torch.as_tensor(weights),
                 progress=False,
-                callback=_Callback(stopping if held_out else None, tick),
+                callback=_Callback(stopping, tick),
                 checkpoint=checkpoint,
             )
-        stopping.restore_best()
-        self.steps, self.scores = stopping.steps, stopping.scores
+        self.steps, self.scores = [], []
+        if stopping is not None:
+            stopping.restore_best()
+            self.steps, self.scores = stopping.steps, stopping.scores
         return self
 
     def predict(
-        self, X: np.ndarray, num_samples: int, generator: torch.Generator, z=None
+        self,
+        X: np.ndarray,
+        num_samples: int,
+        generator: torch.Generator,
+        z: torch.Tensor | None = None,
     ) -> PredictiveMixture:
         """Of standardised inputs, [N, D], on the standardised scale.
 

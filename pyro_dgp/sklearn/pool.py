@@ -114,16 +114,15 @@ class Pool:
         # the narrowest kernels the likeliest.
         size = min(_NUM_TARGETS, *(len(part.trained.y) for part in parts))
         centres = [spread(part.trained, size, rng)[:, None] for part in parts]
-        samples = {
-            "marginal": [
-                np.broadcast_to(centre, (size, *part.y.shape))
-                for centre, part in zip(centres, parts, strict=True)
-            ]
-        }
+        marginal = [
+            np.broadcast_to(centre, (size, *part.y.shape))
+            for centre, part in zip(centres, parts, strict=True)
+        ]
+        samples = {"marginal": np.concatenate(marginal, 1)}
         trees = [part.features.samples(part.rows.X) for part in parts]
-        if trees[0] is not None:
-            samples["trees"] = trees
-        samples = {name: np.concatenate(of, 1) for name, of in samples.items()}
+        some = [sample for sample in trees if sample is not None]
+        if some:
+            samples["trees"] = np.concatenate(some, 1)
         widths = {
             name: likeliest_width(sample, y, lattice, row_weights)
             for name, sample in samples.items()
@@ -145,8 +144,10 @@ class Pool:
         w = stacking_weights(F, H, width)
         exponent = 1.0
         if num_outputs == 1:  # of several, no transformation acts on the joint distribution
-            mixed = sum(w_i * F_i for w_i, F_i in zip(w, F, strict=True))
-            exponent = best_exponent(*map(torch.as_tensor, (mixed, H, width)))
+            mixed = sum((w_i * F_i for w_i, F_i in zip(w, F, strict=True)), np.zeros(()))
+            exponent = best_exponent(
+                torch.as_tensor(mixed), torch.as_tensor(H), torch.as_tensor(width)
+            )
         return cls(dict(zip(cdfs, w.tolist(), strict=True)), widths, exponent, targets)
 
     def state(self) -> dict:
@@ -194,7 +195,7 @@ def likeliest_width(
     def log_density(width: float) -> float:
         p = PredictiveMixture(kernels(samples, width, lattice), 1)
         # A row that no sample comes near would decide all by itself.
-        return weights[rows] @ p.log_prob(target).clamp_min(-20.0).numpy()
+        return float(weights[rows] @ p.log_prob(target).clamp_min(-20.0).numpy())
 
     return max(_WIDTHS, key=log_density)
 

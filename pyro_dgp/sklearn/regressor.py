@@ -1,13 +1,15 @@
 """The latent-variable deep GP as a scikit-learn regressor of predictive densities."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Literal, TypeGuard, overload
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 from torch.distributions import constraints
 
@@ -27,9 +29,22 @@ from pyro_dgp.sklearn.base import LatentDGPEstimator, counting
 from pyro_dgp.sklearn.features import NUM_TREES
 from pyro_dgp.sklearn.members import Fold, isolated
 from pyro_dgp.sklearn.pool import HeldOut, Pool, kernels
-from pyro_dgp.sklearn.scaling import fitted_scaler, numbers, scaler_of, transformed
+from pyro_dgp.sklearn.scaling import (
+    fitted_scaler,
+    mean_and_scale,
+    numbers,
+    scaler_of,
+    transformed,
+)
 
-__all__ = ["LatentDGPRegressor"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["LatentDGPRegressor", "Predictive"]
+
+#: What :meth:`LatentDGPRegressor.predictive` gives.
+Predictive = PredictiveMixture | Recalibrated | Exponentiated
+_AsLikelihood = str | type[Likelihood] | Likelihood
 
 # Numbers that one predictive distribution may hold: 2^22 doubles are 32 MiB.
 _CHUNK = 2**22
@@ -110,6 +125,7 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
     """
 
     _likelihoods = ("auto", *(n for n in LIKELIHOODS if n not in ("binomial", "categorical")))
+    _pool: Pool
     _pool_class = Pool
     _transforms = (None, "log")
 
@@ -121,7 +137,9 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
                 f"such as 'heteroscedastic', but it is {self.likelihood!r}."
             )
 
-    def fit(self, X, y, sample_weight=None) -> "LatentDGPRegressor":
+    def fit(
+        self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None
+    ) -> "LatentDGPRegressor":
         """
         :param X: Inputs, [N, D]: an array or a data frame of numbers.
         :param y: Targets, [N] or [N, P].
@@ -134,17 +152,17 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
         """
         start = time.monotonic()
         self._check_parameters()
-        X, y = validate_data(
-            self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=2
+        inputs, targets = self._check_pair(
+            X, y, multi_output=True, y_numeric=True, ensure_min_samples=2
         )
-        y = np.asarray(y, dtype=np.float64)
-        self._one_column = y.ndim == 2 and y.shape[1] == 1  # as a column it comes back, too
+        targets = targets.astype(np.float64, copy=False)
+        self._one_column = targets.ndim == 2 and targets.shape[1] == 1  # it comes back as one, too
         if self._one_column:
-            y = y[:, 0]
-        self._y_ndim = y.ndim
+            targets = targets[:, 0]
+        self._y_ndim = targets.ndim
         if self.target_transform == "log":
-            y = _logarithms(y)
-        self._fit(*counting(X, y, sample_weight), start)
+            targets = _logarithms(targets)
+        self._fit(*counting(inputs, targets, sample_weight), start)
         return self
 
     @property
@@ -152,7 +170,15 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
         """The first member's mean CRPS on held-out rows, in standard deviations of y."""
         return np.array(self.members_[0].scores)
 
-    def predict(self, X, return_std: bool = False):
+    @overload
+    def predict(self, X: ArrayLike, return_std: Literal[False] = False) -> np.ndarray: ...
+
+    @overload
+    def predict(self, X: ArrayLike, return_std: Literal[True]) -> tuple[np.ndarray, np.ndarray]: ...
+
+    def predict(
+        self, X: ArrayLike, return_std: bool = False
+    ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
         """Predictive means.
 
         :param X: [N, D].
@@ -163,7 +189,9 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
         mean, std = (self._column(torch.cat(part).numpy()) for part in zip(*parts, strict=True))
         return (mean, std) if return_std else mean
 
-    def predict_quantiles(self, X, quantiles: Sequence[float] = (0.05, 0.5, 0.95)):
+    def predict_quantiles(
+        self, X: "ArrayLike | pd.DataFrame", quantiles: Sequence[float] = (0.05, 0.5, 0.95)
+    ) -> "np.ndarray | pd.DataFrame":
         """Quantiles of the predictive densities.
 
         :param X: [N, D].
@@ -178,11 +206,16 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
         inputs = self._check_inputs(X)
         parts = [p.quantile(q).transpose(0, 1) for p in self._predictions(inputs)]
         found = torch.cat(parts).numpy()
-        if hasattr(X, "iloc") and self._y_ndim == 1:
+        if self._y_ndim == 1 and _is_frame(X):
             return type(X)(found, index=X.index, columns=[f"{p:g}" for p in q.tolist()])
         return found[..., None] if self._one_column else found
 
-    def sample(self, X, n_samples: int = 1, random_state=None) -> np.ndarray:
+    def sample(
+        self,
+        X: ArrayLike,
+        n_samples: int = 1,
+        random_state: int | np.random.RandomState | None = None,
+    ) -> np.ndarray:
         """Draws of targets. Waits while another thread fits, as other predictions do not.
 
         :param X: [N, D].
@@ -198,7 +231,7 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
         draws = torch.cat(parts).numpy()
         return draws[..., None] if self._one_column else draws
 
-    def log_density(self, X, y) -> np.ndarray:
+    def log_density(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
         """Logarithms of the predictive densities at targets, per unit of y; jointly if several.
 
         :param X: [N, D].
@@ -207,7 +240,7 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
         """
         return self._compare(X, y, lambda p, target: p.log_prob(target))
 
-    def crps(self, X, y) -> np.ndarray:
+    def crps(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
         """Continuous ranked probability scores of targets, in units of y; smaller is better.
 
         :param X: [N, D].
@@ -216,7 +249,7 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
         """
         return self._column(self._compare(X, y, lambda p, target: p.crps(target)))
 
-    def cdf(self, X, y) -> np.ndarray:
+    def cdf(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
         """P(target <= y) for each target.
 
         Uniform in (0, 1) if the model is calibrated and targets are continuous; see
@@ -228,7 +261,7 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
         """
         return self._column(self._compare(X, y, lambda p, target: p.cdf(target)))
 
-    def predictive(self, X, z=None) -> PredictiveMixture | Recalibrated | Exponentiated:
+    def predictive(self, X: ArrayLike, z: ArrayLike | None = None) -> Predictive:
         """The predictive distribution, in units of y and double precision.
 
         :param X: [N, D]; the distribution holds ``2 * num_samples * N * P`` numbers.
@@ -237,7 +270,7 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
         """
         return self._predict(self._check_inputs(X), z)
 
-    def predictives(self, X) -> Iterator[PredictiveMixture | Recalibrated | Exponentiated]:
+    def predictives(self, X: ArrayLike) -> Iterator[Predictive]:
         """:meth:`predictive` for some rows at a time, in order and in bounded memory.
 
         To ask several things of each distribution, which is computed once.
@@ -249,7 +282,7 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
     def _fit_target_scale(self, y: np.ndarray, weights: np.ndarray | None) -> None:
         self._y_scaler = fitted_scaler("y", y.reshape(len(y), -1), weights)
         # Weighted variances of equal numbers need not be 0.
-        if self._y_scaler.var_.min() == 0 or np.ptp(y, axis=0).min() == 0:
+        if np.asarray(self._y_scaler.var_).min() == 0 or np.ptp(y, axis=0).min() == 0:
             raise ValueError("y is constant in the training rows: there is no density to learn.")
         if not _scales(self.likelihood):
             zero = torch.zeros(self._num_outputs, dtype=torch.float64)
@@ -260,7 +293,7 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
 
     @property
     def _num_outputs(self) -> int:
-        return len(self._y_scaler.mean_)
+        return len(mean_and_scale(self._y_scaler)[0])
 
     def _start_likelihood(self, y: np.ndarray, train: np.ndarray) -> Likelihood:
         y = y[train]
@@ -301,20 +334,22 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
         self._y_scaler = scaler_of(**state["scaler"])
         self._y_ndim, self._one_column = state["ndim"], state["one_column"]
 
-    def _predict(self, X: np.ndarray, z=None) -> PredictiveMixture | Recalibrated | Exponentiated:
+    def _predict(self, X: np.ndarray, z: ArrayLike | None = None) -> Predictive:
         """Of checked inputs, in units of y; with the same draws every time."""
         p = self._predict_transformed(X, z)
         return p if self.target_transform is None else Exponentiated(p)
 
-    def _predict_transformed(self, X: np.ndarray, z) -> PredictiveMixture | Recalibrated:
+    def _predict_transformed(
+        self, X: np.ndarray, z: ArrayLike | None
+    ) -> PredictiveMixture | Recalibrated:
         X = transformed("X", self._x_scaler, X)
         mean, scale = (
             torch.as_tensor(v if self._y_ndim == 2 else v[0], dtype=torch.float64)
-            for v in (self._y_scaler.mean_, self._y_scaler.scale_)
+            for v in mean_and_scale(self._y_scaler)
         )
         if z is not None:
-            z = torch.as_tensor(np.atleast_1d(z)).to(next(self.dgp_.parameters()))
-            p = self.members_[0].predict(X, self.num_samples, self._generator(), z)
+            fixed = torch.as_tensor(np.atleast_1d(z)).to(next(self.dgp_.parameters()))
+            p = self.members_[0].predict(X, self.num_samples, self._generator(), fixed)
             return p.to(torch.float64).affine(mean, scale)
         counts, P = self._pool.counts(self.num_samples), self._num_outputs
         parts = [
@@ -331,6 +366,8 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
             else:
                 centres = {"marginal": self._pool.targets, "normal": np.zeros((1, P))}[name]
                 sample = np.broadcast_to(centres[:, None], (len(centres), len(X), P))
+            if sample is None:
+                raise ValueError("The pool has trees, but the model has no features of trees.")
             # Trees are alike, and targets in order: every so many of them.
             some = np.floor((np.arange(number) + 0.5) * len(sample) / number).astype(int)
             sample = sample[some] if self._y_ndim == 2 else sample[some, :, 0]
@@ -338,9 +375,7 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
         p = PredictiveMixture(parts, self._y_ndim - 1).affine(mean, scale)
         return p if self._pool.exponent == 1 else Recalibrated(p, self._pool.exponent)
 
-    def _predictions(
-        self, X: np.ndarray
-    ) -> Iterator[PredictiveMixture | Recalibrated | Exponentiated]:
+    def _predictions(self, X: np.ndarray) -> Iterator[Predictive]:
         """Of checked inputs, some rows at a time."""
         # All trees are asked, whatever num_samples.
         components = max(self.num_samples, NUM_TREES)
@@ -348,21 +383,23 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
         for start in range(0, len(X), rows):
             yield self._predict(X[start : start + rows])
 
-    def _compare(self, X, y, value) -> np.ndarray:
+    def _compare(
+        self, X: ArrayLike, y: ArrayLike, value: Callable[[Predictive, Tensor], Tensor]
+    ) -> np.ndarray:
         check_is_fitted(self)
-        X, y = validate_data(
-            self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, reset=False
-        )
-        y = torch.as_tensor(np.array(y, dtype=np.float64))  # a copy: it may be read-only
+        inputs, targets = self._check_pair(X, y, multi_output=True, y_numeric=True, reset=False)
+        target = torch.as_tensor(np.array(targets, dtype=np.float64))  # a copy: it may be read-only
         outputs = () if self._y_ndim == 1 else (self._num_outputs,)
-        if self._one_column and y.shape[1:] == (1,):
-            y = y[:, 0]
-        if y.shape[1:] != outputs:
-            raise ValueError(f"y has shape {tuple(y.shape)}, but the model has targets {outputs}.")
+        if self._one_column and target.shape[1:] == (1,):
+            target = target[:, 0]
+        if target.shape[1:] != outputs:
+            raise ValueError(
+                f"y has shape {tuple(target.shape)}, but the model has targets {outputs}."
+            )
         found, start = [], 0
-        for p in self._predictions(X):
+        for p in self._predictions(inputs):
             stop = start + len(p.mean)
-            found.append(value(p, y[start:stop]))
+            found.append(value(p, target[start:stop]))
             start = stop
         return torch.cat(found).numpy()
 
@@ -380,18 +417,23 @@ def _logarithms(y: np.ndarray) -> np.ndarray:
     return np.log(y)
 
 
-def _scales(likelihood) -> bool:
+def _is_frame(X: object) -> "TypeGuard[pd.DataFrame]":
+    """Without pandas, which may not be there."""
+    return hasattr(X, "iloc")
+
+
+def _scales(likelihood: _AsLikelihood) -> bool:
     """Whether targets are real numbers, or a lattice of them, which standardising leaves so."""
     return _is_real(likelihood) or issubclass(_kind(likelihood), Rounded)
 
 
-def _is_real(likelihood) -> bool:
+def _is_real(likelihood: _AsLikelihood) -> bool:
     """Whether targets are any real numbers."""
     kind = _kind(likelihood)
     return kind.support is constraints.real and not kind.discrete
 
 
-def _kind(likelihood) -> type[Likelihood]:
+def _kind(likelihood: _AsLikelihood) -> type[Likelihood]:
     if isinstance(likelihood, str):
         likelihood = LIKELIHOODS.get(likelihood, HeteroscedasticGaussian)
     return likelihood if isinstance(likelihood, type) else type(likelihood)

@@ -4,10 +4,12 @@ import numpy as np
 import torch
 from sklearn.preprocessing import StandardScaler
 
-__all__ = ["fitted_scaler", "numbers", "scaler_of", "transformed"]
+__all__ = ["fitted_scaler", "mean_and_scale", "numbers", "scaler_of", "transformed"]
 
 
-def fitted_scaler(name: str, values: np.ndarray, weights: np.ndarray | None = None):
+def fitted_scaler(
+    name: str, values: np.ndarray, weights: np.ndarray | None = None
+) -> StandardScaler:
     """A ``StandardScaler``.
 
     :param str name: Of the argument, for messages.
@@ -17,7 +19,8 @@ def fitted_scaler(name: str, values: np.ndarray, weights: np.ndarray | None = No
     """
     with np.errstate(over="ignore", invalid="ignore"):
         scaler = StandardScaler().fit(values, sample_weight=weights)
-    bad = ~(np.isfinite(scaler.mean_) & np.isfinite(scaler.scale_))
+    mean, scale = mean_and_scale(scaler)
+    bad = ~(np.isfinite(mean) & np.isfinite(scale))
     if bad.any():
         raise ValueError(
             f"{name}, column {int(bad.argmax())}: the values are too large for a mean and a "
@@ -30,8 +33,14 @@ def scaler_of(mean: torch.Tensor, scale: torch.Tensor) -> StandardScaler:
     """The scaler with these numbers, [D] each."""
     scaler = StandardScaler()
     scaler.mean_, scaler.scale_ = mean.numpy(), scale.numpy()
-    scaler.var_, scaler.n_features_in_ = scaler.scale_**2, len(scaler.mean_)
+    scaler.var_ = scaler.scale_**2
+    scaler.n_features_in_ = len(mean)  # pyright: ignore[reportAttributeAccessIssue]
     return scaler
+
+
+def mean_and_scale(scaler: StandardScaler) -> tuple[np.ndarray, np.ndarray]:
+    """What is subtracted and divided by, [D] each."""
+    return np.asarray(scaler.mean_), np.asarray(scaler.scale_)
 
 
 def transformed(name: str, scaler: StandardScaler, values: np.ndarray) -> np.ndarray:
@@ -40,7 +49,7 @@ def transformed(name: str, scaler: StandardScaler, values: np.ndarray) -> np.nda
     :raises ValueError: If one of them is further away than single precision can square.
     """
     with np.errstate(over="ignore"):
-        scaled = scaler.transform(values)
+        scaled = np.asarray(scaler.transform(values))
     if not (np.abs(scaled) < 1e15).all():
         column = int((np.abs(scaled) < 1e15).all(0).argmin())
         raise ValueError(
@@ -50,6 +59,7 @@ def transformed(name: str, scaler: StandardScaler, values: np.ndarray) -> np.nda
     return scaled
 
 
-def numbers(scaler) -> dict[str, torch.Tensor]:
+def numbers(scaler: StandardScaler) -> dict[str, torch.Tensor]:
     """Of which :func:`scaler_of` makes it again."""
-    return {"mean": torch.as_tensor(scaler.mean_), "scale": torch.as_tensor(scaler.scale_)}
+    mean, scale = mean_and_scale(scaler)
+    return {"mean": torch.as_tensor(mean), "scale": torch.as_tensor(scale)}

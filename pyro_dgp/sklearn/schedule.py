@@ -77,7 +77,7 @@ class _Job:
     checkpoint: Path | None
     prepared: tuple[Member, torch.Tensor] | None = None
 
-    def run(self, tick: Callable[[], None] | None = None) -> "_Done":
+    def run(self, tick: Callable[[], object] | None = None) -> "_Done":
         """Trains, and predicts the rows left out if nothing cut training short.
 
         :param tick: Called after every step.
@@ -135,18 +135,21 @@ def fit_all(
     prepared = None
     # A process of somebody else's pool starts none of its own.
     alone = multiprocessing.parent_process() is not None
-    n_jobs = 1 if alone else joblib.effective_n_jobs(schedule.n_jobs)
-    if schedule.deadline is not None:
+    n_jobs = 1
+    if not alone:  # None is joblib's default, whatever its annotation says
+        n_jobs = joblib.effective_n_jobs(schedule.n_jobs)  # pyright: ignore[reportArgumentType]
+    deadline = schedule.deadline
+    if deadline is not None:
         workers = min(n_jobs, schedule.num_members + len(folds))
-        num_steps, prepared = _planned(recipe, data, seed, schedule, len(folds), workers)
+        num_steps, prepared = _planned(recipe, data, seed, schedule, deadline, len(folds), workers)
     fold_steps = max(1, round(_FOLD_SHARE * num_steps))
 
-    def job(i: int, train: Fold, test: Fold | None, steps: int, early) -> _Job:
+    def job(i: int, train: Fold, test: Fold | None, steps: int, early: Fold | None) -> _Job:
         path = schedule.checkpoint
         if path is not None and i:
             path = path.with_name(f"{path.name}.{i}")
         seed_i = (seed + i) % 2**31
-        return _Job(recipe, train, test, early, seed_i, steps, schedule.deadline, path)
+        return _Job(recipe, train, test, early, seed_i, steps, deadline, path)
 
     M = schedule.num_members
     jobs = [job(i, data, None, num_steps, held_out) for i in range(M)]
@@ -164,9 +167,10 @@ def fit_all(
                     break
         else:
             run = joblib.delayed(_run_alone)
-            results = joblib.Parallel(n_jobs, backend="loky", return_as="generator")(
-                run(one, max(1, joblib.cpu_count() // n_jobs)) for one in jobs
-            )
+            parallel = joblib.Parallel(n_jobs, backend="loky", return_as="generator")
+            threads = max(1, joblib.cpu_count() // n_jobs)
+            results: Iterator[_Done]
+            results = parallel(run(one, threads) for one in jobs)  # pyright: ignore[reportAssignmentType]
             for found in results:
                 bar.update(len(found.member.history.losses))
                 done.append(found)
@@ -190,7 +194,13 @@ def _folds(num_rows: int, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 
 def _planned(
-    recipe: Recipe, data: Fold, seed: int, schedule: Schedule, num_folds: int, workers: int
+    recipe: Recipe,
+    data: Fold,
+    seed: int,
+    schedule: Schedule,
+    deadline: float,
+    num_folds: int,
+    workers: int,
 ) -> tuple[int, tuple[Member, torch.Tensor] | None]:
     """Steps of a member that the deadline allows, as long as some take that are thrown away, and
     what the first one needs to start.
@@ -198,10 +208,10 @@ def _planned(
     A run that goes on from checkpoints needs the steps that were planned at first, which a file
     beside them keeps.
     """
-    plan = schedule.checkpoint
-    if plan is not None:
-        plan = plan.with_name(f"{plan.name}.plan")
-        if plan.exists() and schedule.checkpoint.exists():
+    plan, first = None, schedule.checkpoint
+    if first is not None:
+        plan = first.with_name(f"{first.name}.plan")
+        if plan.exists() and first.exists():
             return min(int(json.loads(plan.read_text())["num_steps"]), schedule.num_steps), None
     start = time.monotonic()
     member, A = Member.prepared(recipe, data.X, data.y, data.weights, seed)
@@ -215,7 +225,7 @@ def _planned(
     if timed.history.interrupted:  # nothing is there to be kept
         raise KeyboardInterrupt
     step = (times[-1] - times[_NUM_WARM - 1]) / _NUM_TIMED
-    left = schedule.deadline - time.monotonic()
+    left = deadline - time.monotonic()
     others = schedule.num_members + num_folds - 1
     left = _SAFE * left - preparing * others / workers
     whole = schedule.num_members + _FOLD_SHARE * num_folds

@@ -7,6 +7,7 @@ from decimal import Decimal
 
 import numpy as np
 
+from pyro_dgp.table.frames import named_columns, numeric
 from pyro_dgp.table.packages import pd
 from pyro_dgp.table.reading import MISSING, Table
 
@@ -111,7 +112,7 @@ def typed(
         raise ValueError(f"Column '{both[0]}' cannot be numeric and categorical at once.")
     given, usual = conventions, usual or Conventions()
     conventions = replace(given, missing=[*given.missing, *usual.missing])
-    texts = {n: _Texts(n, c, conventions) for n, c in table.frame.items() if _holds_texts(c)}
+    texts = {n: _Texts(n, c, conventions) for n, c in named_columns(table.frame) if _holds_texts(c)}
     readers = {
         name: _Reader(column)
         for name, column in texts.items()
@@ -121,7 +122,7 @@ def typed(
     decimal = told or usual.decimal or "."
     order = conventions.dates
     found, notes, signs = {}, [], {}
-    for name, column in table.frame.items():
+    for name, column in named_columns(table.frame):
         kind = kinds.get(name)
         if name not in texts:
             found[name] = _of_dtype(name, column, kind, conventions)
@@ -143,7 +144,7 @@ def typed(
         share = text.share(numbers)
         mostly = share >= _MOSTLY and len(numbers) + text.exact.nunique() > _FEW_CODES
         if bad and kind != "lenient" and (kind == "number" or mostly):
-            raise ValueError(_bad(table, text, "numbers", numbers.__contains__, usual))
+            raise ValueError(_bad(table, text, "numbers", numbers, usual))
         if bad and kind != "lenient":
             if share >= _MOSTLY:
                 some = ", ".join(f"'{v}'" for v in bad[:3])
@@ -210,7 +211,9 @@ class _Texts:
         present = self.cells[(self.cells != "") & ~self.cells.map(self.conventions.means_missing)]
         if not len(present):
             return 0.0
-        return float((present.map(good.__contains__) | self.exact[present.index].notna()).mean())
+        return float(
+            (present.map(good.__contains__) | self.exact.loc[present.index].notna()).mean()
+        )
 
 
 def _holds_texts(column: pd.Series) -> bool:
@@ -221,7 +224,7 @@ def _holds_texts(column: pd.Series) -> bool:
     return column.dropna().map(type).eq(str).any()
 
 
-def _is_string(column) -> bool:
+def _is_string(column: pd.Series | pd.Index) -> bool:
     return pd.api.types.is_string_dtype(column) and column.dtype != object
 
 
@@ -248,7 +251,7 @@ def _of_dtype(
     if pd.api.types.is_timedelta64_dtype(column):
         return column.dt.total_seconds()
     try:  # numbers, truth values, decimals, also with missing ones among them
-        numbers = pd.to_numeric(column.astype(object).where(column.notna(), np.nan))
+        numbers = numeric(column.astype(object).where(column.notna(), np.nan))
         return _without(numbers.astype("float64"), conventions)
     except (TypeError, ValueError):
         pass
@@ -392,7 +395,7 @@ def _dates(
         if not must and len(found) < _MOSTLY * len(text.values):
             return None, order
         model = Conventions(dates=usual) if usual else None
-        raise ValueError(_bad(table, text, "dates", found.__contains__, model))
+        raise ValueError(_bad(table, text, "dates", found, model))
     return found, own if ordered else order
 
 
@@ -406,8 +409,10 @@ def bad_cells(table: Table, rows: np.ndarray, values: Sequence) -> str:
     return ", ".join(named) + more
 
 
-def _bad(table: Table, text: _Texts, kind: str, is_good, usual: Conventions | None) -> str:
-    bad = {v for v in text.values if not is_good(v)}
+def _bad(
+    table: Table, text: _Texts, kind: str, good: Container[str], usual: Conventions | None
+) -> str:
+    bad = {v for v in text.values if v not in good}
     rows = np.flatnonzero(text.cells.isin(bad))
     tokens = " ".join(f"'{v}'" for v in sorted(bad)[:3])
     remedy = f"Correct them, or say that they mean missing (--missing {tokens})."

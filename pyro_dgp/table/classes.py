@@ -3,6 +3,7 @@
 import argparse
 
 import numpy as np
+from numpy.typing import ArrayLike
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.metrics import roc_auc_score
 
@@ -20,7 +21,14 @@ _OWN = "latent deep GP"
 _LEAST = 1e-15
 
 
-def report(model, data, held_out, names: list[str], seed: int = 0, progress: bool = False) -> dict:
+def report(
+    model: LatentDGPClassifier,
+    data: tuple[ArrayLike, np.ndarray, np.ndarray | None],
+    held_out: tuple[ArrayLike, np.ndarray],
+    names: list[str],
+    seed: int = 0,
+    progress: bool = False,
+) -> dict:
     """Scores on held-out rows, of a model, the classes' shares and gradient boosting.
 
     :param model: A fitted :class:`~pyro_dgp.sklearn.LatentDGPClassifier`.
@@ -32,14 +40,17 @@ def report(model, data, held_out, names: list[str], seed: int = 0, progress: boo
     :returns: See :func:`scores`, with the two others beside the model: the shares of the classes in
         the training rows, and scikit-learn's ``HistGradientBoostingClassifier``.
     """
-    found = scores(model, *held_out, names)
     (X_train, y_train, weights), (X, y) = data, held_out
+    found = scores(model, X, y, names)
     classes, index = np.unique(y_train, return_inverse=True)
     counts = np.bincount(index, weights)
     shares = np.tile(counts / counts.sum(), (len(y), 1))
     # Early stopping holds out rows of each class, and a class may have one only.
     early = bool(np.bincount(index).min() > 1) and "auto"
-    boosting = HistGradientBoostingClassifier(random_state=seed, early_stopping=early)
+    boosting = HistGradientBoostingClassifier(
+        random_state=seed,
+        early_stopping=early,  # pyright: ignore[reportArgumentType]
+    )
     boosting.fit(X_train, y_train, weights)
     found["targets"][names[0]] |= {
         "shares of classes": _described(y, classes, shares),
@@ -48,7 +59,13 @@ def report(model, data, held_out, names: list[str], seed: int = 0, progress: boo
     return found
 
 
-def scores(model, X, y, names: list[str], progress: bool = False) -> dict:
+def scores(
+    model: LatentDGPClassifier,
+    X: ArrayLike,
+    y: np.ndarray,
+    names: list[str],
+    progress: bool = False,
+) -> dict:
     """Scores of a model on rows with classes.
 
     :param model: A fitted :class:`~pyro_dgp.sklearn.LatentDGPClassifier`.
@@ -88,12 +105,18 @@ def tables(found: dict, of: str = "held-out rows") -> list[ScoreTable]:
     return [ScoreTable(f"{name} on {found['rows']} {of}", head, rows, notes)]
 
 
-def losses(model, X, y) -> np.ndarray:
+def losses(model: LatentDGPClassifier, X: ArrayLike, y: np.ndarray) -> np.ndarray:
     """Log losses of rows, [N]."""
     return _log_loss(_indicators(y, model.classes_), model.predict_proba(X))
 
 
-def predictions(model, targets: list[str], X, y, args: argparse.Namespace) -> pd.DataFrame:
+def predictions(
+    model: LatentDGPClassifier,
+    targets: list[str],
+    X: pd.DataFrame,
+    y: np.ndarray | None,
+    args: argparse.Namespace,
+) -> pd.DataFrame:
     """The likeliest class and the probability of each; the log probability of what is known.
 
     :param y: Classes, missing where unknown, or None.
@@ -117,7 +140,7 @@ def predictions(model, targets: list[str], X, y, args: argparse.Namespace) -> pd
     return found
 
 
-def _indicators(y, classes) -> np.ndarray:
+def _indicators(y: np.ndarray, classes: np.ndarray) -> np.ndarray:
     """[N, C]; zeros for what is none of them."""
     return (np.asarray(y, dtype=object)[:, None] == np.asarray(classes, dtype=object)).astype(float)
 
@@ -126,7 +149,7 @@ def _log_loss(known: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
     return -np.log((known * probabilities).sum(1).clip(_LEAST))
 
 
-def _described(y, classes, probabilities) -> dict:
+def _described(y: np.ndarray, classes: np.ndarray, probabilities: np.ndarray) -> dict:
     known = _indicators(y, classes)
     per_row = {
         "log_loss": _log_loss(known, probabilities),

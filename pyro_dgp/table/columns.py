@@ -1,11 +1,15 @@
 """What the columns of a table mean to a model, and what it takes to do the same tomorrow."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 
 from pyro_dgp.table.cells import Conventions, typed
+from pyro_dgp.table.frames import column as column_of
+from pyro_dgp.table.frames import columns as columns_of
+from pyro_dgp.table.frames import named_columns
 from pyro_dgp.table.labels import as_classes, as_texts, classes_of, labels, without
 from pyro_dgp.table.packages import pd
 from pyro_dgp.table.reading import Table
@@ -29,7 +33,7 @@ def names_of_rows(frame: pd.DataFrame) -> dict[str, str]:
     :param pandas.DataFrame frame: All rows as they stand in the file.
     """
     found = {}
-    for name, column in _plain(frame).items():
+    for name, column in named_columns(_plain(frame)):
         present = column.dropna()
         if len(present) < _ROWS_TO_JUDGE:
             continue
@@ -98,7 +102,7 @@ class Columns:
                 )
         frame = _plain(frame)
         numbers, dates, categories, constant = {}, {}, {}, []
-        for name, column in frame.drop(columns=[*targets, *drop]).items():
+        for name, column in named_columns(frame.drop(columns=[*targets, *drop])):
             if column.isna().all():
                 found = None
             elif pd.api.types.is_float_dtype(column):
@@ -117,7 +121,7 @@ class Columns:
         columns = cls(
             list(targets), numbers, dates, categories,
             asdict(conventions or Conventions()), constant,
-            classes_of(frame[targets[0]]) if classes else None,
+            classes_of(column_of(frame, targets[0])) if classes else None,
         )  # fmt: skip
         columns.target_values(frame)
         if not columns.used:
@@ -149,11 +153,11 @@ class Columns:
         :raises ValueError: See :func:`~pyro_dgp.table.cells.typed`.
         """
 
-        def there(names):
+        def there(names: Iterable[str]) -> list[str]:
             return [name for name in names if name in table.frame.columns]
 
         part = Table(
-            table.frame[there([*self.used, *self.targets])], table.name, table.lines,
+            columns_of(table.frame, there([*self.used, *self.targets])), table.name, table.lines,
             table.separator,
         )  # fmt: skip
         texts = self.classes is not None
@@ -165,7 +169,7 @@ class Columns:
         )  # fmt: skip
         missing = [*conventions.missing, *self.conventions["missing"]]
         for name in there(self.targets if texts else []):
-            frame[name] = as_classes(without(frame[name], missing), self.classes or ())
+            frame[name] = as_classes(without(column_of(frame, name), missing), self.classes or ())
         return frame, notes
 
     def inputs(self, frame: pd.DataFrame) -> pd.DataFrame:
@@ -180,10 +184,10 @@ class Columns:
         absent = [name for name in self.used if name not in frame.columns]
         if absent:
             raise ValueError(f"The table has no column '{absent[0]}', which the model looks at.")
-        frame = _plain(frame[self.used])
+        frame = _plain(columns_of(frame, self.used))
         parts: dict[str, pd.Series] = {}
 
-        def add(name: str, values) -> None:
+        def add(name: str, values: pd.Series) -> None:
             if name in parts:
                 raise ValueError(
                     f"A part of a column would be called '{name}', and the table has one of that "
@@ -192,22 +196,24 @@ class Columns:
             parts[name] = values
 
         for name, seen in self.numbers.items():
-            if not pd.api.types.is_float_dtype(frame[name]):
+            column = column_of(frame, name)
+            if not pd.api.types.is_float_dtype(column):
                 raise ValueError(f"Column '{name}' must hold numbers.")
-            _check_finite(name, frame[name])
-            add(name, frame[name].fillna(seen["median"]))
+            _check_finite(name, column)
+            add(name, column.fillna(seen["median"]))
             if seen["missing"]:
-                add(f"{name} {_MISSING}", frame[name].isna().astype("float64"))
+                add(f"{name} {_MISSING}", column.isna().astype("float64"))
         for name, own in self.dates.items():
-            if not pd.api.types.is_datetime64_any_dtype(frame[name]):
+            column = column_of(frame, name)
+            if not pd.api.types.is_datetime64_any_dtype(column):
                 raise ValueError(f"Column '{name}' must hold dates.")
-            values = dict(_parts(frame[name]))
+            values = dict(_parts(column))
             for part, seen in own.items():
                 add(f"{name} ({part})", values[part].fillna(seen["median"]))
             if any(seen["missing"] for seen in own.values()):
-                add(f"{name} {_MISSING}", frame[name].isna().astype("float64"))
+                add(f"{name} {_MISSING}", column.isna().astype("float64"))
         for name, seen in self.categories.items():
-            column = as_texts(frame[name])
+            column = as_texts(column_of(frame, name))
             for category in seen["kept"]:
                 add(f"{name}_{category}", (column == category).astype("float64"))
             if seen["other"]:
@@ -226,7 +232,7 @@ class Columns:
         for name in self.targets:
             if name not in frame.columns:
                 raise ValueError(f"There is no column '{name}', the target.")
-            column = _plain(frame[[name]])[name]
+            column = column_of(_plain(columns_of(frame, [name])), name)
             if column.isna().all():
                 raise ValueError(f"The target '{name}' is missing in all rows.")
             if self.classes is not None:
@@ -249,18 +255,18 @@ class Columns:
 
     def remarks(self, frame: pd.DataFrame) -> list[str]:
         """What about rows is unlike the training rows, as sentences."""
-        return list(self._remarks(_plain(frame[self.used])))
+        return list(self._remarks(_plain(columns_of(frame, self.used))))
 
     def _remarks(self, frame: pd.DataFrame) -> Iterator[str]:
         for name, seen in self.numbers.items():
-            yield from _unlike(name, frame[name], seen)
+            yield from _unlike(name, column_of(frame, name), seen)
         for name, own in self.dates.items():
-            values = dict(_parts(frame[name]))
+            values = dict(_parts(column_of(frame, name)))
             for part, seen in own.items():
                 yield from _unlike(f"{name} ({part})", values[part], seen)
         for name, seen in self.categories.items():
-            column = as_texts(frame[name])
-            new = column[column.notna() & ~column.isin(seen["kept"])]
+            column = as_texts(column_of(frame, name))
+            new = column.loc[column.notna() & ~column.isin(seen["kept"])]
             if len(new) and not seen["other"]:
                 some = ", ".join(sorted(new.unique())[:3])
                 yield (
@@ -275,10 +281,10 @@ class Columns:
 
     def typical(self, frame: pd.DataFrame) -> pd.DataFrame:
         """One row of medians and most frequent texts."""
-        frame = _plain(frame[self.used])
-        return pd.DataFrame({name: [self._typical(name, column)] for name, column in frame.items()})
+        frame = _plain(columns_of(frame, self.used))
+        return pd.DataFrame({n: [self._typical(n, column)] for n, column in named_columns(frame)})
 
-    def _typical(self, name: str, column: pd.Series):
+    def _typical(self, name: str, column: pd.Series) -> Any:
         if name not in self.categories:
             return column.median()
         texts = as_texts(column).dropna()
@@ -293,7 +299,7 @@ class Columns:
 def _plain(frame: pd.DataFrame) -> pd.DataFrame:
     """Numbers as float64, dates and objects, whatever their types are called."""
     found = {}
-    for name, column in frame.items():
+    for name, column in named_columns(frame):
         if isinstance(column.dtype, pd.CategoricalDtype) or pd.api.types.is_string_dtype(column):
             column = column.astype(object)
         elif pd.api.types.is_numeric_dtype(column):
@@ -324,7 +330,7 @@ def _kept(column: pd.Series) -> dict | None:
     counts = counts.sort_index().sort_values(ascending=False, kind="stable")
     kept = counts
     if len(counts) > _FEW_CATEGORIES:
-        kept = counts[counts >= _ROWS_OF_CATEGORY].iloc[:_MOST_CATEGORIES]
+        kept = counts.loc[counts >= _ROWS_OF_CATEGORY].iloc[:_MOST_CATEGORIES]
     missing, other = bool(column.isna().any()), len(kept) < len(counts)
     if len(kept) + missing + other < 2:
         return None
@@ -350,7 +356,7 @@ def _check_finite(name: str, values: pd.Series) -> None:
 
 def _unlike(name: str, values: pd.Series, seen: Mapping) -> Iterator[str]:
     reach = _FAR * (seen["high"] - seen["low"])
-    far = values[(values < seen["low"] - reach) | (values > seen["high"] + reach)]
+    far = values.loc[(values < seen["low"] - reach) | (values > seen["high"] + reach)]
     if len(far):
         yield (
             f"'{name}' lies far outside the training rows, which are from {seen['low']:g} to "

@@ -21,7 +21,7 @@ def _later(module: str, name: str) -> Callable[[argparse.Namespace], int]:
     return command
 
 
-def add_fit(commands) -> None:
+def add_fit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Adds ``fit`` to the subparsers of ``argparse``."""
     fit = commands.add_parser(
         "fit",
@@ -89,7 +89,7 @@ def add_fit(commands) -> None:
     fit.add_argument("--quiet", action="store_true", help="no progress bar")
 
 
-def add_predict(commands) -> None:
+def add_predict(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Adds ``predict``, likewise."""
     predict = commands.add_parser(
         "predict",
@@ -128,7 +128,7 @@ def add_predict(commands) -> None:
     predict.add_argument("--device", default="cpu", help="torch device (default cpu)")
 
 
-def add_evaluate(commands) -> None:
+def add_evaluate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Adds ``evaluate``, likewise."""
     evaluate = commands.add_parser(
         "evaluate",
@@ -148,7 +148,7 @@ def add_evaluate(commands) -> None:
     evaluate.add_argument("--device", default="cpu", help="torch device (default cpu)")
 
 
-def add_plot(commands) -> None:
+def add_plot(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Adds ``plot``, likewise."""
     plot = commands.add_parser(
         "plot",
@@ -176,7 +176,7 @@ def add_plot(commands) -> None:
     plot.add_argument("--device", default="cpu", help="torch device (default cpu)")
 
 
-def add_report(commands) -> None:
+def add_report(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Adds ``report``, likewise."""
     report = commands.add_parser(
         "report",
@@ -193,7 +193,7 @@ def add_report(commands) -> None:
     report.add_argument("--device", default="cpu", help="torch device (default cpu)")
 
 
-def _add_reading(parser) -> None:
+def _add_reading(parser: argparse.ArgumentParser) -> None:
     """What says how a table is written, where that is not clear."""
     group = parser.add_argument_group("how the table is written, where that is not clear")
     group.add_argument("--separator", default=None, help="between fields, such as ';' or tab")

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from sklearn.ensemble import HistGradientBoostingRegressor
 from tqdm.auto import tqdm
 
@@ -14,6 +15,7 @@ from pyro_dgp.experiments.metrics import coverage, pit_bounds
 from pyro_dgp.gp import PredictiveMixture
 from pyro_dgp.sklearn import LatentDGPRegressor
 from pyro_dgp.sklearn.members import isolated
+from pyro_dgp.sklearn.regressor import Predictive
 from pyro_dgp.table.packages import pd
 from pyro_dgp.table.scores import ScoreTable, mean_and_error, plain, with_error
 
@@ -32,7 +34,14 @@ _OWN = "latent deep GP"
 _Rows = tuple[np.ndarray, ...]
 
 
-def report(model, data, held_out, names: list[str], seed: int = 0, progress: bool = False) -> dict:
+def report(
+    model: LatentDGPRegressor,
+    data: tuple[ArrayLike, np.ndarray, np.ndarray | None],
+    held_out: tuple[ArrayLike, np.ndarray],
+    names: list[str],
+    seed: int = 0,
+    progress: bool = False,
+) -> dict:
     """Scores on held-out rows, of a model, a normal distribution and quantile gradient boosting.
 
     :param model: A fitted :class:`~pyro_dgp.sklearn.LatentDGPRegressor`.
@@ -46,8 +55,8 @@ def report(model, data, held_out, names: list[str], seed: int = 0, progress: boo
         ``HistGradientBoostingRegressor``, one for each of 20 quantiles and one for the mean; its
         CRPS is that of the 20 quantiles.
     """
-    found = scores(model, *held_out, names, progress)
     (X_train, y_train, weights), (X, y) = data, held_out
+    found = scores(model, X, y, names, progress)
     total = (len(_PROBABILITIES) + 1) * len(names)
     with tqdm(total=total, desc="boosting", disable=None if progress else True) as bar:
         for i, name in enumerate(names):
@@ -60,12 +69,18 @@ def report(model, data, held_out, names: list[str], seed: int = 0, progress: boo
     return found
 
 
-def scores(model, X, y, names: list[str], progress: bool = False) -> dict:
+def scores(
+    model: LatentDGPRegressor,
+    X: ArrayLike,
+    y: np.ndarray,
+    names: list[str],
+    progress: bool = False,
+) -> dict:
     """Scores of a model on rows with targets.
 
     :param model: A fitted :class:`~pyro_dgp.sklearn.LatentDGPRegressor`.
     :param X: [N, D].
-    :param y: [N] or [N, P].
+    :param numpy.ndarray y: [N] or [N, P].
     :param list names: P names of targets.
     :param bool progress: Show a progress bar.
     :returns: The number of ``rows``; by names, the ``targets``' scores by methods:
@@ -77,7 +92,7 @@ def scores(model, X, y, names: list[str], progress: bool = False) -> dict:
     target = np.asarray(y, dtype=float).reshape(len(y), -1)
     found: list[list[_Rows]] = [[] for _ in names]
     joint = []
-    with _row_bar(len(X), "scores", progress) as bar:
+    with _row_bar(len(target), "scores", progress) as bar:
         for p, part in beside(model.predictives(X), target):
             for i, one in enumerate(marginals(p)):
                 found[i].append(_per_row(one, part[:, i]))
@@ -95,7 +110,9 @@ def scores(model, X, y, names: list[str], progress: bool = False) -> dict:
     return result
 
 
-def beside(predictives: Iterable, y: np.ndarray) -> Iterator[tuple[Any, torch.Tensor]]:
+def beside(
+    predictives: Iterable[Predictive], y: np.ndarray
+) -> Iterator[tuple[Predictive, torch.Tensor]]:
     """Predictive distributions of some rows at a time, and the targets of these."""
     rest = torch.as_tensor(np.array(y))  # a copy: it may be read-only
     for p in predictives:
@@ -103,12 +120,12 @@ def beside(predictives: Iterable, y: np.ndarray) -> Iterator[tuple[Any, torch.Te
         yield p, part
 
 
-def marginals(p) -> list:
+def marginals(p: Predictive) -> list[Predictive]:
     """The distributions of each target, of one of one or several."""
     return [p.marginal(i) for i in range(p.event_shape[-1])] if p.event_shape else [p]
 
 
-def log_density(p, y: torch.Tensor) -> torch.Tensor:
+def log_density(p: Predictive, y: torch.Tensor) -> torch.Tensor:
     """Per unit of y, jointly if there are several targets.
 
     Probabilities of a target on a lattice, such as counts and grades, count as densities, spread
@@ -153,14 +170,20 @@ def tables(found: dict, of: str = "held-out rows") -> list[ScoreTable]:
     return shown
 
 
-def losses(model, X, y) -> np.ndarray:
+def losses(model: LatentDGPRegressor, X: ArrayLike, y: np.ndarray) -> np.ndarray:
     """CRPS of rows in standard deviations of the targets, their mean if there are several, [N]."""
     crps, y = (np.asarray(t, dtype=float).reshape(len(y), -1) for t in (model.crps(X, y), y))
     scale = y.std(0)
     return (crps / np.where(scale > 0, scale, 1.0)).mean(1)
 
 
-def predictions(model, targets: list[str], X, y, args: argparse.Namespace) -> pd.DataFrame:
+def predictions(
+    model: LatentDGPRegressor,
+    targets: list[str],
+    X: pd.DataFrame,
+    y: np.ndarray | None,
+    args: argparse.Namespace,
+) -> pd.DataFrame:
     """Mean, standard deviation, quantiles and what else is asked for; one row each.
 
     :param y: Targets, NaN where unknown, or None.
@@ -206,7 +229,7 @@ def _asked_quantiles(args: argparse.Namespace) -> tuple[torch.Tensor, list[str]]
     return torch.tensor([p for _, p in asked], dtype=torch.float64), [name for name, _ in asked]
 
 
-def _on_lattice(p, grid: torch.Tensor) -> torch.Tensor:
+def _on_lattice(p: Predictive, grid: torch.Tensor) -> torch.Tensor:
     """The points of a lattice next to a grid, [G, 1]; the grid if there is no lattice."""
     if p.lattice is not None:
         origin, step = p.lattice
@@ -214,7 +237,7 @@ def _on_lattice(p, grid: torch.Tensor) -> torch.Tensor:
     return grid.unsqueeze(-1)
 
 
-def _known_log_density(p, y: np.ndarray) -> np.ndarray:
+def _known_log_density(p: Predictive, y: np.ndarray) -> np.ndarray:
     """NaN where a target is missing."""
     known = np.isfinite(y.reshape(len(y), -1)).all(1)
     y = np.where(known.reshape((-1,) + (1,) * (y.ndim - 1)), y, p.mean.numpy())
@@ -225,14 +248,21 @@ def _row_bar(rows: int, what: str | None, progress: bool) -> tqdm:
     return tqdm(total=rows, desc=what, disable=None if progress else True, unit="row")
 
 
-def _per_row(p, y: torch.Tensor) -> _Rows:
+def _per_row(p: Predictive, y: torch.Tensor) -> _Rows:
     """Of one target: mean, log density, CRPS, P(target < y) and P(target <= y), [N] each."""
     values = (p.mean, log_density(p, y), p.crps(y), *pit_bounds(p, y))
     return tuple(t.numpy() for t in values)
 
 
-def _described(y, mean, log_density, crps, below, above) -> dict:
-    found = dict.fromkeys(("log_likelihood", "log_likelihood_error"))
+def _described(
+    y: np.ndarray,
+    mean: np.ndarray,
+    log_density: np.ndarray | None,
+    crps: np.ndarray,
+    below: np.ndarray,
+    above: np.ndarray,
+) -> dict[str, Any]:
+    found: dict[str, Any] = dict.fromkeys(("log_likelihood", "log_likelihood_error"))
     if log_density is not None:
         found = dict(zip(found, mean_and_error(log_density), strict=True))
     found |= dict(zip(("crps", "crps_error"), mean_and_error(crps), strict=True))
@@ -241,7 +271,7 @@ def _described(y, mean, log_density, crps, below, above) -> dict:
     return found | {"coverage": {f"{p:g}": share for p, share in shares.items()}}
 
 
-def _normal_scores(y_train, weights, y) -> dict:
+def _normal_scores(y_train: np.ndarray, weights: np.ndarray | None, y: np.ndarray) -> dict:
     mean = np.average(y_train, weights=weights)
     scale = np.average(np.square(y_train - mean), weights=weights) ** 0.5
     loc, scale = (
@@ -252,9 +282,19 @@ def _normal_scores(y_train, weights, y) -> dict:
     return _described(y, *_per_row(normal, torch.as_tensor(y)))
 
 
-def _boosting_scores(train, X, y, seed: int, bar: tqdm) -> dict:
-    def predict(**loss):
-        boosting = HistGradientBoostingRegressor(random_state=seed, early_stopping=True, **loss)
+def _boosting_scores(
+    train: tuple[ArrayLike, np.ndarray, np.ndarray | None],
+    X: ArrayLike,
+    y: np.ndarray,
+    seed: int,
+    bar: tqdm,
+) -> dict:
+    def predict(**loss: Any) -> np.ndarray:
+        boosting = HistGradientBoostingRegressor(
+            random_state=seed,
+            early_stopping=True,  # pyright: ignore[reportArgumentType]
+            **loss,
+        )
         found = boosting.fit(*train).predict(X)
         bar.update()
         return found

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ import numpy as np
 
 from pyro_dgp._files import write_json
 from pyro_dgp.plots import pyplot
+from pyro_dgp.sklearn import LatentDGPClassifier, LatentDGPRegressor
 from pyro_dgp.table.held_out import as_plain
 from pyro_dgp.table.outputs import (
     check_output,
@@ -25,6 +26,7 @@ from pyro_dgp.table.outputs import (
     is_page,
     is_scores,
 )
+from pyro_dgp.table.packages import pd
 from pyro_dgp.table.page import write_page
 from pyro_dgp.table.preparing import Prepared, prepared
 from pyro_dgp.table.scores import jsonable
@@ -74,7 +76,9 @@ def fit_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def _trained(args: argparse.Namespace, files: "_Files", data: Prepared):
+def _trained(
+    args: argparse.Namespace, files: "_Files", data: Prepared
+) -> LatentDGPRegressor | LatentDGPClassifier:
     """A model; of fewer steps after Ctrl-C."""
     options = {"likelihood": args.likelihood} if args.likelihood else {}
     if data.columns.classes is None:
@@ -119,8 +123,8 @@ class _Files:
         inputs = {"table": args.table, "test table": args.test or "-"}
         check_output(output, inputs, is_model)
         kinds = ("checkpoint", "partial", "options")
-        others = (output.with_name(f"{output.name}.{kind}") for kind in kinds)
-        found = cls(output, *others, _reports(args))
+        checkpoint, partial, options = (output.with_name(f"{output.name}.{kind}") for kind in kinds)
+        found = cls(output, checkpoint, partial, options, _reports(args))
         # The others are written, too, and removed in the end.
         for kind, is_ours in zip(kinds, (is_checkpoint, is_model, is_options), strict=True):
             check_output(getattr(found, kind), inputs, is_ours)
@@ -168,18 +172,24 @@ def _reports(args: argparse.Namespace) -> list[tuple[Path, Callable]]:
     return sorted(found, key=lambda one: one[1] is not _write_scores)
 
 
-def _write_scores(path: Path, args, own: TableModel, data: Prepared, scores: dict) -> None:
+def _write_scores(
+    path: Path, args: argparse.Namespace, own: TableModel, data: Prepared, scores: dict
+) -> None:
     write_json(scores, path)
 
 
-def _write_page(path: Path, args, own: TableModel, data: Prepared, scores: dict) -> None:
+def _write_page(
+    path: Path, args: argparse.Namespace, own: TableModel, data: Prepared, scores: dict
+) -> None:
     write_page(path, own, data.held_out, scores, args.output, progress=not args.quiet)
 
 
 _WRITERS = {".json": _write_scores, ".html": _write_page, ".htm": _write_page}
 
 
-def _check_same_options(files: _Files, args: argparse.Namespace, X, y) -> None:
+def _check_same_options(
+    files: _Files, args: argparse.Namespace, X: pd.DataFrame, y: np.ndarray
+) -> None:
     """Says which option has changed since a run that is to be gone on with."""
     path, checkpoint = files.options, files.checkpoint
     kept = ("steps", "layers", "dtype", "seed", "target", "drop", "numeric", "categorical",
@@ -203,7 +213,7 @@ def _check_same_options(files: _Files, args: argparse.Namespace, X, y) -> None:
 
 
 @contextmanager
-def _terminated_as_interrupted():
+def _terminated_as_interrupted() -> Iterator[None]:
     """SIGTERM, as of a queue whose time is over, saves like Ctrl-C."""
     if threading.current_thread() is not threading.main_thread():
         yield

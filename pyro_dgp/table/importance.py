@@ -2,10 +2,13 @@
 
 import copy
 from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 from tqdm.auto import tqdm
 
+from pyro_dgp.sklearn.base import LatentDGPEstimator
+from pyro_dgp.table.columns import Columns
 from pyro_dgp.table.packages import pd
 
 __all__ = ["permutation_importance"]
@@ -15,9 +18,16 @@ _PREDICTIONS, _LEAST_ROWS, _MOST_ROWS = 10_000, 100, 1000
 # Components of a prediction: differences of means over rows need no more.
 _NUM_SAMPLES = 100
 
+_Model = TypeVar("_Model", bound=LatentDGPEstimator)
+
 
 def permutation_importance(
-    model, columns, losses: Callable, frame: pd.DataFrame, seed: int = 0, progress: bool = False
+    model: _Model,
+    columns: Columns,
+    losses: Callable[[_Model, pd.DataFrame, np.ndarray], np.ndarray],
+    frame: pd.DataFrame,
+    seed: int = 0,
+    progress: bool = False,
 ) -> dict[str, tuple[float, float]]:
     """By which share of itself the mean loss grows when the values of a column are shuffled.
 

@@ -1,19 +1,26 @@
 """Pictures of what a model of a table has learned, one after the other."""
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from pyro_dgp import plots
 from pyro_dgp.experiments.metrics import pit_bounds, randomised_pit
+from pyro_dgp.sklearn import LatentDGPClassifier, LatentDGPRegressor
+from pyro_dgp.table.columns import Columns
 from pyro_dgp.table.densities import beside
 from pyro_dgp.table.importance import permutation_importance
 from pyro_dgp.table.one_target import OneTarget
 from pyro_dgp.table.packages import pd
 from pyro_dgp.table.shared import TableModel
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = ["Picture", "importance_of", "pictures"]
 
@@ -24,13 +31,15 @@ _LONGEST_TITLE = 320
 # Rows that calibration is drawn of.
 _MOST_ROWS = 20_000
 
+Draw = Callable[["Axes"], object]
+
 
 @dataclass(frozen=True)
 class Picture:
     """A figure, under what name to save it, and what it shows."""
 
     name: str
-    figure: object
+    figure: "Figure"
     caption: str
 
 
@@ -47,8 +56,10 @@ def pictures(
     :param int rows: Rows to draw densities of.
     :param importance: Of :func:`importance_of`; None for no picture of it.
     """
-    drawn = _Classes if own.columns.classes else _Densities
-    views = drawn(own, frame, target)
+    if isinstance(own.model, LatentDGPClassifier):
+        views = _Classes(own.model, own.columns, frame, target)
+    else:
+        views = _Densities(own.model, own.columns, frame, target)
     yield Picture("calibration", _figure(*views.calibration()), views.calibrated)
     if importance:
         yield Picture(
@@ -99,29 +110,32 @@ class _Densities:
         "is seen may be chance."
     )
 
-    def __init__(self, own: TableModel, frame: pd.DataFrame, target: str) -> None:
-        several = len(own.targets) > 1
-        self.model = OneTarget(own.model, own.targets.index(target)) if several else own.model
-        self.X, self.target = own.columns.inputs(frame), _name(target)
+    def __init__(
+        self, model: LatentDGPRegressor, columns: Columns, frame: pd.DataFrame, target: str
+    ) -> None:
+        several = len(columns.targets) > 1
+        self.model = OneTarget(model, columns.targets.index(target)) if several else model
+        self.X, self.target = columns.inputs(frame), _name(target)
         self.y = frame[target].to_numpy(dtype=float)
 
-    def calibration(self):
+    def calibration(self) -> list[Draw]:
         some = slice(_MOST_ROWS)
         parts = beside(self.model.predictives(self.X[some]), self.y[some])
         bounds = [torch.stack(pit_bounds(p, y)) for p, y in parts]
-        pit = randomised_pit(*torch.cat(bounds, 1)).numpy()
-        return (
+        below, above = torch.cat(bounds, 1)
+        pit = randomised_pit(below, above).numpy()
+        return [
             lambda ax: plots.pit_histogram(pit, ax=ax),
             lambda ax: plots.calibration_curve(pit, ax=ax),
-        )
+        ]
 
-    def along(self, X, feature: int, row):
-        curves = [plots.density_along_input, plots.fan_chart]
+    def along(self, X: pd.DataFrame, feature: int, row: np.ndarray) -> list[Draw]:
+        curves: list[Callable[..., Axes]] = [plots.density_along_input, plots.fan_chart]
         if self.model.latent_dim == 1:
             curves.append(plots.latent_traversal)
 
-        def named(curve):
-            def draw(ax):
+        def named(curve: Callable[..., "Axes"]) -> Draw:
+            def draw(ax: "Axes") -> None:
                 curve(self.model, X, feature, row, ax=ax)
                 ax.set_ylabel(ax.get_ylabel().replace("y", self.target, 1))
 
@@ -129,14 +143,14 @@ class _Densities:
 
         return [named(curve) for curve in curves]
 
-    def groups(self, X, labels: list[str], name: str):
-        def draw(ax):
+    def groups(self, X: pd.DataFrame, labels: list[str], name: str) -> list[Draw]:
+        def draw(ax: "Axes") -> None:
             plots.marginal_densities(self.model, X, labels=labels, ax=ax)
             ax.set(xlabel=self.target, title=f"Densities by {_name(name)}")
 
         return [draw]
 
-    def some(self, rows: int):
+    def some(self, rows: int) -> Draw:
         some = _spread(self.y, rows)
         labels = [f"row {i}" for i in some]
         return lambda ax: plots.marginal_densities(
@@ -154,14 +168,16 @@ class _Classes:
         "the grey bars what is seen may be chance."
     )
 
-    def __init__(self, own: TableModel, frame: pd.DataFrame, target: str) -> None:
-        self.model, self.target = own.model, _name(target)
-        self.X = own.columns.inputs(frame)
-        self.classes = own.model.classes_
+    def __init__(
+        self, model: LatentDGPClassifier, columns: Columns, frame: pd.DataFrame, target: str
+    ) -> None:
+        self.model, self.target = model, _name(target)
+        self.X = columns.inputs(frame)
+        self.classes = model.classes_
         self.labels = [_name(str(c)) for c in self.classes]
-        self.y = own.columns.target_values(frame)
+        self.y = columns.target_values(frame)
 
-    def calibration(self):
+    def calibration(self) -> list[Draw]:
         some = slice(_MOST_ROWS)
         shares = self.model.predict_proba(self.X[some])
         happened = np.asarray(self.y[some], dtype=object)[:, None] == self.classes.astype(object)
@@ -169,25 +185,25 @@ class _Classes:
             shares, happened = shares[:, 1], happened[:, 1]
         return [lambda ax: plots.reliability_curve(shares, happened, ax=ax)]
 
-    def along(self, X, feature: int, row):
+    def along(self, X: pd.DataFrame, feature: int, row: np.ndarray) -> list[Draw]:
         return [
             lambda ax: plots.probabilities_along_input(
                 self.model, X, feature, row, self.labels, ax=ax
             )
         ]
 
-    def groups(self, X, labels: list[str], name: str):
+    def groups(self, X: pd.DataFrame, labels: list[str], name: str) -> list[Draw]:
         return [self._bars(X, labels, f"Probabilities by {_name(name)}")]
 
-    def some(self, rows: int):
+    def some(self, rows: int) -> Draw:
         some = _spread(self.y.astype(str), rows)
         labels = [f"row {i}: {_name(str(self.y[i]))}" for i in some]
         return self._bars(self.X.iloc[some], labels, f"Probabilities of {self.target}")
 
-    def _bars(self, X, labels: list[str], title: str):
+    def _bars(self, X: pd.DataFrame, labels: list[str], title: str) -> Draw:
         shares = self.model.predict_proba(X)
 
-        def draw(ax):
+        def draw(ax: "Axes") -> None:
             left = np.zeros(len(X))
             for i, name in enumerate(self.labels):
                 ax.barh(range(len(X)), shares[:, i], left=left, color=f"C{i % 10}", label=name,
@@ -207,18 +223,19 @@ def _spread(y: np.ndarray, number: int) -> np.ndarray:
     return np.argsort(y, kind="stable")[middles.astype(int)]
 
 
-def _figure(*draw, title: str | None = None):
+def _figure(*draw: Draw, title: str | None = None) -> "Figure":
     figure, axes = plots.pyplot().subplots(
         1, len(draw), figsize=(4.5 * len(draw) + (len(draw) == 1), 4.2 if title else 4),
         layout="constrained", squeeze=False,
     )  # fmt: skip
     for ax, function in zip(axes[0], draw, strict=True):
         function(ax)
-    figure.suptitle(title, fontsize="small")
+    if title is not None:
+        figure.suptitle(title, fontsize="small")
     return figure
 
 
-def _values_of(columns, frame: pd.DataFrame, name: str) -> tuple[list, list[str]]:
+def _values_of(columns: Columns, frame: pd.DataFrame, name: str) -> tuple[list, list[str]]:
     """A few values of a column of texts or dates, and what to call them."""
     if name in columns.categories:
         values = columns.categories[name]["kept"][:_MOST_GROUPS] or [np.nan]

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from pyro_dgp._files import written_whole
+from pyro_dgp.table.columns import Columns
 from pyro_dgp.table.outputs import are_predictions, check_output
 from pyro_dgp.table.scores import jsonable
 from pyro_dgp.table.shared import loaded, note, scored_rows, table_of
@@ -65,7 +66,7 @@ def predict_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_asked(args: argparse.Namespace, columns) -> None:
+def _check_asked(args: argparse.Namespace, columns: Columns) -> None:
     if not 0 <= args.draws <= _MOST_COLUMNS:
         raise ValueError(f"--draws must be from 0 to {_MOST_COLUMNS}: {args.draws}.")
     if args.density is not None:

@@ -12,6 +12,9 @@ from pyro_dgp.table.packages import pd  # isort: split
 
 from pyro_dgp.table.cells import Conventions, typed
 from pyro_dgp.table.columns import Columns, names_of_rows
+from pyro_dgp.table.frames import column, hashes
+from pyro_dgp.table.frames import columns as columns_of
+from pyro_dgp.table.frames import rows as rows_of
 from pyro_dgp.table.labels import without
 from pyro_dgp.table.shared import note, rows_to_score, rows_with_targets, table_of
 
@@ -90,7 +93,7 @@ def _training_table(args: argparse.Namespace) -> tuple[pd.DataFrame, list[str], 
         target = args.target[0]
         part = replace(table, frame=table.frame[[target]])
         texts, _, _ = typed(part, given, usual=conventions, categorical=[target])
-        frame[target] = without(texts[target], given.missing)
+        frame[target] = without(column(texts, target), given.missing)
     chosen = {*args.target, *numeric, *args.categorical}
     names = {n: why for n, why in names_of_rows(frame).items() if n not in chosen}
     frame, left_out = rows_with_targets(frame, args.target)
@@ -99,7 +102,7 @@ def _training_table(args: argparse.Namespace) -> tuple[pd.DataFrame, list[str], 
     ]
     note([*notes, *left_out, *told])
     if weights:
-        frame = _that_count(frame, args.weights)
+        frame = _that_count(frame, weights[0])
     return frame, [*names, *weights], conventions, classes
 
 
@@ -107,12 +110,12 @@ def _is_classification(args: argparse.Namespace, frame: pd.DataFrame) -> bool:
     """Whether the target is one of texts or of two numbers, or the likelihood is of classes."""
     if len(args.target) > 1 or args.target[0] not in frame:
         return False
-    column = frame[args.target[0]]
-    if column.dtype == object or args.likelihood in _OF_CLASSES:
+    target = column(frame, args.target[0])
+    if target.dtype == object or args.likelihood in _OF_CLASSES:
         return True
-    two = pd.api.types.is_float_dtype(column) and column.nunique() == 2
+    two = pd.api.types.is_float_dtype(target) and target.nunique() == 2
     of_numbers = args.target[0] in args.numeric or args.transform or args.likelihood
-    return two and not of_numbers
+    return bool(two and not of_numbers)
 
 
 def _classification(args: argparse.Namespace, columns: Columns) -> str:
@@ -140,13 +143,13 @@ def _split(
 
 def _that_count(frame: pd.DataFrame, weights: str) -> pd.DataFrame:
     """The rows with a positive weight."""
-    column = frame[weights]
-    if not (column >= 0).all():
+    values = column(frame, weights)
+    if not (values >= 0).all():
         raise ValueError(f"--weights {weights}: a weight is negative or missing.")
-    some = column > 0
+    some = values > 0
     if not some.all():
         note([f"{(~some).sum()} of {len(frame)} rows have the weight 0, and are left out."])
-    return frame[some].reset_index(drop=True)
+    return rows_of(frame, some)
 
 
 def _check_positive(train: np.ndarray, held_out: np.ndarray) -> None:
@@ -175,8 +178,7 @@ def _hints(args: argparse.Namespace, columns: Columns, y: np.ndarray) -> list[st
 def _copies(columns: Columns, train: pd.DataFrame, held_out: pd.DataFrame) -> list[str]:
     """On rows held out that training sees, too, as in tables with copies."""
     names = [*columns.used, *columns.targets]
-    seen = pd.util.hash_pandas_object(train[names], index=False)
-    same = pd.util.hash_pandas_object(held_out[names], index=False).isin(seen)
+    same = hashes(columns_of(held_out, names)).isin(hashes(columns_of(train, names)))
     if not same.mean() > _MANY_COPIES:
         return []
     return [
@@ -185,7 +187,9 @@ def _copies(columns: Columns, train: pd.DataFrame, held_out: pd.DataFrame) -> li
     ]
 
 
-def _facts(args: argparse.Namespace, columns: Columns, names, rows: int, held_out: int) -> dict:
+def _facts(
+    args: argparse.Namespace, columns: Columns, names: list[str], rows: int, held_out: int
+) -> dict:
     """What there is to say of a table before training, by what it is of."""
     kinds = {"numbers": columns.numbers, "dates": columns.dates, "texts": columns.categories}
     counts = ", ".join(f"{len(own)} of {kind}" for kind, own in kinds.items() if own)

@@ -10,15 +10,19 @@ import sys
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
+from pyro_dgp.table.frames import numeric
 from pyro_dgp.table.packages import pd
 
 __all__ = ["MISSING", "Table", "read_table"]
+
+_Read = TypeVar("_Read")
 
 #: What means that a number is missing, in any case.
 MISSING = frozenset(
@@ -98,7 +102,13 @@ def read_table(
     return table
 
 
-def _of_file(path: Path, separator, encoding, skip_rows, sheet) -> Table:
+def _of_file(
+    path: Path,
+    separator: str | None,
+    encoding: str | None,
+    skip_rows: int | None,
+    sheet: str | None,
+) -> Table:
     if path.is_dir():
         raise ValueError(f"{path} is a folder; name a file with a table.")
     content, kind = path.read_bytes(), path.suffix.lower()
@@ -117,7 +127,9 @@ def _of_file(path: Path, separator, encoding, skip_rows, sheet) -> Table:
     return _of_text(str(path), content, separator, encoding, skip_rows)
 
 
-def _parsed(path: Path, kind: str, read, content: bytes, **options):
+def _parsed(
+    path: Path, kind: str, read: Callable[..., _Read], content: bytes, **options: Any
+) -> _Read:
     packages = {"Parquet": "pyarrow: pip install 'pyro_dgp[table]'"}
     remedy = packages.get(kind, "openpyxl: pip install 'pyro_dgp[excel]'")
     try:
@@ -149,7 +161,7 @@ def _of_workbook(path: Path, content: bytes, sheet: str | None, skip_rows: int |
     chosen = sheet or next(iter(sheets))
     cells = sheets[chosen]
     filled = cells.notna().sum(axis=1).to_numpy()
-    above = _first_of_usual_width(filled) if skip_rows is None else skip_rows
+    above = _first_of_usual_width(filled.tolist()) if skip_rows is None else skip_rows
     if above >= len(cells):
         raise ValueError(f"{path} has no names of columns in the sheet '{chosen}'.")
     names = ["" if pd.isna(n) else str(n).strip() for n in cells.iloc[above]]
@@ -173,7 +185,13 @@ def _first_of_usual_width(widths: Sequence[int]) -> int:
 # Text.
 
 
-def _of_text(name: str, content: bytes, separator, encoding, skip_rows) -> Table:
+def _of_text(
+    name: str,
+    content: bytes,
+    separator: str | None,
+    encoding: str | None,
+    skip_rows: int | None,
+) -> Table:
     text, encoding_note = _decoded(name, content, encoding)
     if not text.strip():
         raise ValueError(f"{name} is empty.")
@@ -355,7 +373,7 @@ def _leave_out_nameless(table: Table) -> None:
             continue
         column = frame.iloc[:, i]
         empty = (column.isna() | (column == "")).all()
-        numbers = pd.to_numeric(column, errors="coerce")
+        numbers = numeric(column, errors="coerce")
         if not empty and (i or not (numbers.is_unique and (numbers % 1 == 0).all())):
             raise ValueError(f"{table.name}: column {i + 1} has no name.")
         if not empty:

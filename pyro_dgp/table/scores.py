@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -43,11 +44,15 @@ def mean_and_error(values: np.ndarray) -> tuple[float, float]:
     return float(values.mean()), float(error)
 
 
-def jsonable(value):
+def jsonable(scores: dict[str, Any]) -> dict[str, Any]:
     """Numbers that are none become None, which JSON has a word for."""
-    if isinstance(value, dict):
-        return {name: jsonable(v) for name, v in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    def one(value: Any) -> Any:
+        if isinstance(value, dict):
+            return jsonable(value)
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return {name: one(value) for name, value in scores.items()}
 
 
 def plain(value: float | None, digits: int = 4) -> str:

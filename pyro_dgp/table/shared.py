@@ -9,9 +9,13 @@ from pathlib import Path
 from pyro_dgp.table.packages import pd  # isort: split
 
 from pyro_dgp._files import read_tensors
+from pyro_dgp.sklearn import LatentDGPClassifier, LatentDGPRegressor
 from pyro_dgp.table import classes, densities
 from pyro_dgp.table.cells import Conventions
 from pyro_dgp.table.columns import Columns
+from pyro_dgp.table.frames import column as column_of
+from pyro_dgp.table.frames import columns as columns_of
+from pyro_dgp.table.frames import rows as rows_of
 from pyro_dgp.table.held_out import from_plain
 from pyro_dgp.table.reading import Table, read_table
 from pyro_dgp.table.task import Task
@@ -32,7 +36,7 @@ class TableModel:
         rows as of :mod:`~pyro_dgp.table.held_out`; ``scores``, of the report.
     """
 
-    model: object
+    model: LatentDGPRegressor | LatentDGPClassifier
     columns: Columns
     notes: dict
 
@@ -97,18 +101,19 @@ def loaded(path: str, device: str) -> TableModel:
 def rows_with_targets(frame: pd.DataFrame, targets: list[str]) -> tuple[pd.DataFrame, list[str]]:
     """The rows in which no target is missing, and notes."""
     known = [name for name in targets if name in frame.columns]
-    missing = frame[known].isna()
-    if not missing.any(axis=None):
+    missing = columns_of(frame, known).isna()
+    incomplete = missing.any(axis=1)
+    if not incomplete.any():
         return frame, []
-    if missing.any(axis=1).all():
-        empty = [name for name in known if missing[name].all()]
+    if incomplete.all():
+        empty = [name for name in known if column_of(missing, name).all()]
         if empty:
             raise ValueError(f"The target '{empty[0]}' is missing in all rows.")
         raise ValueError(f"In all rows one of the targets {', '.join(known)} is missing.")
-    counts = ", ".join(f"'{n}'" for n in known if missing[n].any())
-    number = int(missing.any(axis=1).sum())
+    counts = ", ".join(f"'{n}'" for n in known if column_of(missing, n).any())
+    number = int(incomplete.sum())
     notes = [f"{number} of {len(frame)} rows without the target {counts} are left out."]
-    return frame[~missing.any(axis=1)].reset_index(drop=True), notes
+    return rows_of(frame, ~incomplete), notes
 
 
 def rows_to_score(columns: Columns, table: Table, conventions: Conventions) -> pd.DataFrame:
@@ -119,13 +124,13 @@ def rows_to_score(columns: Columns, table: Table, conventions: Conventions) -> p
     frame, left_out = rows_with_targets(frame, columns.targets)
     note(left_out)
     if columns.classes is not None:
-        known = frame[columns.targets[0]].isin(columns.classes)
+        known = column_of(frame, columns.targets[0]).isin(columns.classes)
         if not known.any():
             raise ValueError(f"No row has one of the classes of the target '{columns.targets[0]}'.")
         if not known.all():
             number = f"{(~known).sum()} of {len(known)} rows"
             note([f"{number} with classes that the model does not know are left out."])
-        frame = frame[known].reset_index(drop=True)
+        frame = rows_of(frame, known)
     return frame
 
 

@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from pyro_dgp.sklearn import LatentDGPClassifier, LatentDGPRegressor
 from pyro_dgp.table.packages import pd
 from pyro_dgp.table.scores import ScoreTable
 
@@ -18,8 +19,11 @@ class Task(Protocol):
     :param LOSS: What :meth:`losses` are called.
     """
 
-    ESTIMATOR: type
-    LOSS: str
+    @property
+    def ESTIMATOR(self) -> type[LatentDGPRegressor] | type[LatentDGPClassifier]: ...
+
+    @property
+    def LOSS(self) -> str: ...
 
     def report(
         self, model: Any, data: tuple, held_out: tuple, names: list[str], seed: int, progress: bool
@@ -31,7 +35,7 @@ class Task(Protocol):
         """Scores of a model."""
         ...
 
-    def tables(self, found: dict, of: str) -> list[ScoreTable]:
+    def tables(self, found: dict, of: str = "held-out rows") -> list[ScoreTable]:
         """Scores, to be shown."""
         ...
 

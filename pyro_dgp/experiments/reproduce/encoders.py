@@ -160,7 +160,9 @@ def _mean(points: Sequence[SNRPoint]) -> SNRPoint:
     )
 
 
-def strongest_weight(dgp: LatentDGP, X: Tensor, y: Tensor, K: int, seed: int = 0):
+def strongest_weight(
+    dgp: LatentDGP, X: Tensor, y: Tensor, K: int, seed: int = 0
+) -> tuple[str, tuple[int, ...]]:
     """The weight of the encoder's last layer with the strongest signal at one datum, under DReG.
 
     :returns: Its name and its index.
@@ -193,5 +195,6 @@ def gradient_draws(
             dgp.model, dgp.guide, estimator(K=K), num_draws, [site], seed=seed, keep_draws=True,
             progress=progress,
         )  # fmt: skip
-        found[name] = profiler.run(X, y).draws[site][(slice(None), *index)]
+        draws = profiler.run(X, y).draws or {}
+        found[name] = draws[site][(slice(None), *index)]
     return found

@@ -10,7 +10,7 @@ Source: Rudner et al. (2021), Table 1 and section 5.2.
 
 import csv
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -199,15 +199,13 @@ def _inliers(pairs: np.ndarray, limit: float | None) -> np.ndarray:
     return (np.abs(pairs - pairs.mean(0)) <= limit * pairs.std(0, ddof=1)).all(1)
 
 
-def _p_value(differences: Sequence[float]) -> float:
+def _p_value(differences: np.ndarray) -> float:
     """Of the hypothesis that differences are symmetric about 0 or less; NaN if all are 0."""
-    differences = np.asarray(differences)
     differences = differences[differences != 0]
     if not len(differences):
         return math.nan
-    return float(
-        wilcoxon(differences, alternative="greater", correction=False, method=_normal()).pvalue
-    )
+    result = wilcoxon(differences, alternative="greater", correction=False, method=_normal())
+    return float(result.pvalue)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @cache

@@ -1,7 +1,9 @@
 """The paper's studies of predictions: Table 1 and Figures 4, 5, 6 and 7."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyro
@@ -13,10 +15,12 @@ from pyro_dgp.experiments.many_runs import sweep
 from pyro_dgp.experiments.reproduce.log_likelihoods import FORMATS, table1
 from pyro_dgp.experiments.reproduce.study import Size, Study, some_rows, trained
 from pyro_dgp.experiments.runs import RunConfig, load_data
-from pyro_dgp.gp import PredictiveMixture
+from pyro_dgp.gp import LatentDGP, PredictiveMixture
 
 __all__ = ["PREDICTION_STUDIES", "by_split"]
 
+#: What runs gave by data set, split and kind.
+_Records = dict[tuple[str, int, str], dict]
 #: The two kinds of model that a study compares, with what sets them apart.
 ESTIMATORS = {"reg": {"loss": "reg"}, "dreg": {"loss": "dreg"}}
 VARIATIONAL = {"learned": {"learned_qz": True}, "fixed": {"learned_qz": False}}
@@ -38,8 +42,8 @@ def _configs(size: Size, kinds: dict[str, dict]) -> dict[tuple[str, int, str], R
     }
 
 
-def _records(kinds: dict[str, dict]):
-    def compute(size: Size, folder: Path, progress: bool) -> dict[tuple[str, int, str], dict]:
+def _records(kinds: dict[str, dict]) -> Callable[[Size, Path, bool], _Records]:
+    def compute(size: Size, folder: Path, progress: bool) -> _Records:
         configs = _configs(size, kinds)
         for dataset in size.datasets:
             datasets.load(dataset)  # one clear error if it is missing, before any run
@@ -52,18 +56,18 @@ def _records(kinds: dict[str, dict]):
 
 
 def by_split(
-    records: dict[tuple[str, int, str], dict], key: str = "test_log_likelihood"
-) -> dict[str, dict[str, dict[int, float]]]:
+    records: _Records, key: str = "test_log_likelihood"
+) -> dict[str, dict[str, dict[int, Any]]]:
     """A number of the records, by data set, kind and split; without splits where a run failed."""
     failed = {(dataset, split) for (dataset, split, _), r in records.items() if "error" in r}
-    found: dict[str, dict[str, dict[int, float]]] = {}
+    found: dict[str, dict[str, dict[int, Any]]] = {}
     for (dataset, split, kind), record in records.items():
         if (dataset, split) not in failed:
             found.setdefault(dataset, {}).setdefault(kind, {})[split] = record[key]
     return found
 
 
-def _notes(records: dict[tuple[str, int, str], dict]) -> list[str]:
+def _notes(records: _Records) -> list[str]:
     """What a reader of the numbers must know."""
     lines = []
     for (dataset, split, kind), record in records.items():
@@ -81,7 +85,7 @@ def _notes(records: dict[tuple[str, int, str], dict]) -> list[str]:
     return lines
 
 
-def _means(records: dict[tuple[str, int, str], dict]) -> list[str]:
+def _means(records: _Records) -> list[str]:
     """A Markdown table of means (and standard errors) over splits, by data set and kind."""
     keys = {
         "test log-likelihood": "test_log_likelihood", "CRPS": "crps", "RMSE": "rmse",
@@ -105,13 +109,13 @@ def _means(records: dict[tuple[str, int, str], dict]) -> list[str]:
     return lines
 
 
-def _table1_lines(records) -> list[str]:
+def _table1_lines(records: _Records) -> list[str]:
     values = by_split(records)
     table = [table1(values).markdown()] if values else []
     return [*table, "", *_means(records), "", *_notes(records)]
 
 
-def _table1_files(records) -> dict[str, str]:
+def _table1_files(records: _Records) -> dict[str, str]:
     values = by_split(records)
     if not values:
         return {}
@@ -119,7 +123,7 @@ def _table1_files(records) -> dict[str, str]:
     return {suffix: FORMATS[name](table1(values)) + "\n" for suffix, name in suffixes.items()}
 
 
-def _learned_lines(records) -> list[str]:
+def _learned_lines(records: _Records) -> list[str]:
     return [*_means(records), "", *_notes(records)]
 
 
@@ -139,7 +143,7 @@ LIKELIHOODS = {
 }
 
 
-def _likelihood_lines(records: dict[tuple[str, int, str], dict]) -> list[str]:
+def _likelihood_lines(records: _Records) -> list[str]:
     """Means and standard errors over splits, by data set and likelihood."""
     lines = ["| | splits | log-likelihood | CRPS | RMSE | coverage of 50, 90, 95% | seconds |"]
     lines.append("|" + "---|" * 7)
@@ -232,7 +236,7 @@ def _marginals_table(found: dict[str, list[dict]]) -> list[str]:
 # Figure 7
 
 
-def _demo(size: Size, folder: Path, progress: bool):
+def _demo(size: Size, folder: Path, progress: bool) -> tuple[LatentDGP, datasets.Split]:
     config = size.config(size.only("datasets"), size.only("layers"))
     if not config.dataset.startswith("demo"):
         raise ValueError(
@@ -241,7 +245,7 @@ def _demo(size: Size, folder: Path, progress: bool):
     return trained(config, folder, progress), datasets.load(config.dataset, config.split)
 
 
-def _demo_table(results) -> list[str]:
+def _demo_table(results: tuple[LatentDGP, datasets.Split]) -> list[str]:
     dgp, data = results
     return [
         f"{len(data.X_train)} training and {len(data.X_test)} test points, "

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,6 +14,9 @@ from pyro_dgp.experiments.reproduce import encoders
 from pyro_dgp.experiments.reproduce.study import Size, Study, some_data, trained
 from pyro_dgp.experiments.runs import checkpoint_path
 from pyro_dgp.infer import SNRPoint, SNRSweep, snr_sweep
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["SNR_STUDIES"]
 
@@ -41,7 +45,7 @@ def _entries_table(sweep: SNRSweep) -> list[str]:
     return lines
 
 
-def _entries_figure(sweep: SNRSweep):
+def _entries_figure(sweep: SNRSweep) -> "Figure":
     return figures.snr_figure(sweep, list(dict.fromkeys(p.group for p in sweep.points)))
 
 

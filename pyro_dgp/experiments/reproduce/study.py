@@ -6,7 +6,7 @@ A study computes results, which go to files as they come; a table and a figure a
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
@@ -15,6 +15,9 @@ from pyro_dgp._checks import check_integer
 from pyro_dgp.experiments import datasets
 from pyro_dgp.experiments.runs import RunConfig, checkpoint_path, load_data, train
 from pyro_dgp.gp import LatentDGP
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["Size", "Study", "demo_config", "some_data", "some_rows", "trained"]
 
@@ -72,7 +75,7 @@ class Size:
                     f"Unknown data set '{name}': datasets takes {', '.join(datasets.names())}."
                 )
 
-    def only(self, name: str):
+    def only(self, name: str) -> Any:
         """The one value of an option that can have several.
 
         :raises ValueError: If it has several.
@@ -116,7 +119,7 @@ class Study:
     size: Size = field(repr=False)
     compute: Callable[[Size, Path, bool], Any]
     table: Callable[[Any], list[str]]
-    draw: Callable[[Any], Any] | None = None
+    draw: Callable[[Any], "Figure"] | None = None
     files: Callable[[Any], dict[str, str]] = lambda results: {}
 
 

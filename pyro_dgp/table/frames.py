@@ -1,0 +1,40 @@
+"""Parts of data frames: pandas' own annotations do not tell columns and frames apart."""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import numpy as np
+
+from pyro_dgp.table.packages import pd
+
+__all__ = ["column", "columns", "hashes", "named_columns", "numeric", "rows"]
+
+
+def column(frame: pd.DataFrame, name: str) -> pd.Series:
+    """One column."""
+    return frame[name]  # pyright: ignore[reportReturnType]
+
+
+def columns(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """Some columns, in the order of the names."""
+    return frame[list(names)]  # pyright: ignore[reportReturnType]
+
+
+def named_columns(frame: pd.DataFrame) -> Iterator[tuple[str, pd.Series]]:
+    """All columns with their names, which are texts."""
+    yield from frame.items()  # pyright: ignore[reportReturnType]
+
+
+def rows(frame: pd.DataFrame, which: pd.Series | np.ndarray) -> pd.DataFrame:
+    """The rows that are marked True, numbered anew."""
+    return frame[which].reset_index(drop=True)  # pyright: ignore[reportReturnType]
+
+
+def numeric(values: pd.Series, errors: Literal["raise", "coerce"] = "raise") -> pd.Series:
+    """Numbers; a text that is none is an error, or with "coerce" NaN."""
+    return pd.to_numeric(values, errors=errors)  # pyright: ignore[reportReturnType]
+
+
+def hashes(frame: pd.DataFrame) -> pd.Series:
+    """One number per row, the same for equal rows."""
+    return pd.util.hash_pandas_object(frame, index=False)  # pyright: ignore[reportAttributeAccessIssue]
