@@ -55,7 +55,8 @@ class FunctionDraws(EnsembleModel):
         self._functions = dgp.draw_functions(
             num_functions, num_features=num_features, generator=generator
         )
-        self._num_outputs = dgp.layers[-1].width(dgp.layers[-1].input_dim)
+        last = dgp.layers[-1]
+        self._num_outputs = last.width(last.input_dim or 0)
         # Not by BoTorch's name, under which it is warned of that there are no training inputs.
         self._input_transform = input_transform
         if outcome_transform is not None:

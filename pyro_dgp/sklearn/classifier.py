@@ -141,7 +141,7 @@ class LatentDGPClassifier(ClassifierMixin, LatentDGPEstimator):
         super()._check_parameters()
 
     def _name(self) -> str:
-        if self.likelihood != "auto":
+        if isinstance(self.likelihood, str) and self.likelihood != "auto":
             return self.likelihood
         return "bernoulli" if len(self.classes_) == 2 else "categorical"
 
