@@ -1,4 +1,4 @@
-"""How it is inferred: bounds and their gradients for any Pyro model. Knows no Gaussian process."""
+"""Inference: bounds and their gradients for any Pyro model, independent of Gaussian processes."""
 
 from pyro_dgp.infer.callbacks import EarlyStopping, SNRAlongTraining, tensorboard
 from pyro_dgp.infer.checkpoint import parameters_of

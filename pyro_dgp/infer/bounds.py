@@ -1,4 +1,4 @@
-r"""From log weights to a bound, and the bound's derivatives by them. Knows no Pyro.
+r"""From log weights to a bound, and the derivatives of the bound by them; independent of Pyro.
 
 With M sets of K importance weights per datum,
 
@@ -24,15 +24,16 @@ __all__ = ["Bound", "Coefficients", "WeightDiagnostics", "pareto_k", "weight_dia
 
 @dataclass(frozen=True)
 class Coefficients:
-    r"""The weight of every sample in the gradient, [M K, number of data].
+    r"""Weights of the samples in the gradient, [M K, number of data] each.
 
-    :param torch.Tensor model: :math:`\partial L / \partial \log w`, for all that log p depends on.
-    :param torch.Tensor weights: :math:`\tilde w = w^{1 - \alpha} / \sum_k w^{1 - \alpha}`,
-        normalised over K.
-    :param float vi_share: :math:`\beta / (M K)`.
-    :param float iw_share: :math:`(1 - \beta) / M`.
-    :param float power: :math:`1 - \alpha`.
-    :param torch.Tensor signal: What the score of a draw is multiplied by; None without scores.
+    :param torch.Tensor model: :math:`\partial L / \partial \log w`, for everything that log p
+        depends on.
+    :param torch.Tensor weights: Normalised importance weights, :math:`\tilde w = w^{1 - \alpha} /
+        \sum_k w^{1 - \alpha}`.
+    :param float vi_share: Weight of the ordinary ELBO per sample, :math:`\beta / (M K)`.
+    :param float iw_share: Weight of the importance-weighted part per set, :math:`(1 - \beta) / M`.
+    :param float power: Exponent of the weights, :math:`1 - \alpha`.
+    :param torch.Tensor signal: Factor of the score of each draw; None without scores.
     """
 
     model: Tensor
@@ -51,20 +52,21 @@ class Coefficients:
         :math:`\partial L/\partial\log w_k - \partial^2 L/\partial(\log w_k)^2` for it: from
         :math:`\tilde w_k` to :math:`\alpha \tilde w_k + (1 - \alpha) \tilde w_k^2`.
 
-        :param doubly: 0 or 1; between them the power to which ``poutine.scale`` raises q.
+        :param doubly: 1 for the doubly reparameterised gradient and 0 for the ordinary one; between
+            them, the power to which ``poutine.scale`` raises q.
         """
         less = self.power * doubly * (1 - self.weights)
         return self.vi_share + self.iw_share * self.weights * (1 - less)
 
     def factor(self, doubly: Tensor | float) -> Tensor:
-        """What makes of a gradient from log p, which has the weight ``model``, one for the guide.
+        """The factor that turns a gradient of log p, weighted by ``model``, into the guide's.
 
-        Where that is 0 there is no gradient.
+        It is 0 where ``model`` is 0, as the gradient is there.
         """
         return torch.where(self.model == 0, 0.0, self.guide(doubly) / self.model)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Coefficients":
-        """The coefficients of other samples or in another shape."""
+        """The coefficients of a part of the samples, or in another shape."""
         signal = None if self.signal is None else function(self.signal)
         return replace(
             self, model=function(self.model), weights=function(self.weights), signal=signal
@@ -75,12 +77,13 @@ class Coefficients:
 class Bound:
     """A bound as a function of log weights.
 
-    :param int num_particles: M.
-    :param int K: Weights in a logarithm.
+    :param int num_particles: Number M of sets of weights.
+    :param int K: Number of weights in each set, whose mean is in one logarithm.
     :param float beta: Share of the ordinary ELBO.
     :param bool piwae: The model's target is the bound with one set of M K weights; the guide's is
         the one with M sets of K. Source: Rainforth et al. (2018), section 5.3.
-    :param float alpha: From 0, importance weights, to below 1, where weights are all the same.
+    :param float alpha: Order of the bound, from 0 (importance weights) to below 1 (nearly equal
+        weights).
     """
 
     num_particles: int
@@ -92,7 +95,7 @@ class Bound:
     def value(self, log_w: Tensor) -> Tensor:
         """
         :param torch.Tensor log_w: [M K, number of data].
-        :returns: [number of data]; of two targets, the model's.
+        :returns: The bound per datum, [number of data]; with ``piwae``, the one for the model.
         """
         sets = self._sets(log_w)
         if self.piwae:
@@ -104,22 +107,27 @@ class Bound:
         return value + self.beta * log_w.mean(0) if self.beta else value
 
     def coefficients(self, log_w: Tensor) -> Coefficients:
+        """The weight of every sample in the gradient.
+
+        :param torch.Tensor log_w: [M K, number of data].
+        """
         power = 1 - self.alpha
         weights = (power * self._sets(log_w)).softmax(1).flatten(0, 1)
         vi_share = self.beta / (self.num_particles * self.K)
         iw_share = (1 - self.beta) / self.num_particles
         model = iw_share * weights
         if self.piwae:
-            # What the guide divides by must not underflow; it is lost in the sum's rounding.
+            # The guide's factor divides by this, so it must not underflow; the floor is below
+            # rounding.
             floor = torch.where(log_w == -math.inf, 0.0, torch.finfo(log_w.dtype).eps ** 2)
             model = (1 - self.beta) * log_w.softmax(0).maximum(floor)
         return Coefficients(vi_share + model, weights, vi_share, iw_share, power)
 
     def signals(self, log_w: Tensor) -> Tensor:
-        r"""The bound less what it would be with the mean of a set's other log weights for each.
+        r"""The bound minus its value with each log weight replaced by the mean of the others.
 
-        That baseline does not depend on the draw whose score it stands beside, so it costs no bias
-        and takes most of the noise. Source: Mnih and Rezende (2016), eq. 10.
+        This baseline does not depend on the draw whose score it multiplies, so it adds no bias and
+        removes most of the noise. Source: Mnih and Rezende (2016), eq. 10.
 
         :param torch.Tensor log_w: [M K, number of data], with K of at least 2.
         :returns: [M K, number of data].
@@ -140,16 +148,16 @@ class Bound:
 
 
 class WeightDiagnostics(NamedTuple):
-    """How unequal the importance weights are, for each of the M sets and each datum.
+    """Diagnostics of the importance weights, for each of the M sets and each datum.
 
     :param torch.Tensor effective_sample_size: 1 / sum of squared normalised weights, from 1 (one
         sample has all the weight) to K (all have the same).
     :param torch.Tensor largest_weight: The largest normalised weight, from 1/K to 1.
     :param torch.Tensor pareto_k: The shape of the generalised Pareto distribution of the largest
         weights, whose moments exist up to 1 / pareto_k. Below 0.5 the weights have a variance; up
-        to 0.7 their mean is estimated well by samples that can be had; above, more samples hardly
-        help: the guide's tails are too light, or it misses a mode. NaN where K is below 21, which
-        leaves fewer than five weights to fit to. Source: Vehtari et al. (2024).
+        to 0.7 their mean is estimated well by a feasible number of samples; above, more samples
+        hardly help: the tails of the guide are too light, or it misses a mode. NaN where K is below
+        21, which leaves fewer than five weights for the fit. Source: Vehtari et al. (2024).
     """
 
     effective_sample_size: Tensor
@@ -157,7 +165,7 @@ class WeightDiagnostics(NamedTuple):
     pareto_k: Tensor
 
     def advice(self) -> str:
-        """What the numbers say, in a sentence or two."""
+        """A summary of the numbers in one or two sentences."""
         k, size = self.pareto_k, self.effective_sample_size
         text = f"Effective sample size {size.mean():.1f} on average, {size.min():.1f} at least."
         if k.isnan().all():
@@ -167,7 +175,7 @@ class WeightDiagnostics(NamedTuple):
             return f"{text} Pareto k is at most {k.max():.2f}: the weights can be relied upon."
         return (
             f"{text} Pareto k is above 0.7 for {bad} of {number}: there more samples hardly help. "
-            "Let the guide have wider tails, or a richer family."
+            "Use a guide with wider tails, or a richer family."
         )
 
 

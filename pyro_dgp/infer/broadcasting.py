@@ -1,4 +1,4 @@
-"""Whether a model and guide mean the same with samples in a dimension left of their plates."""
+"""Check that a sample dimension left of the plates does not change densities."""
 
 from collections.abc import Callable
 
@@ -23,15 +23,16 @@ from pyro_dgp.infer.structure import both_traces, run_guide
 
 __all__ = ["UNKNOWN", "wrong_broadcasting", "wrongly_broadcast"]
 
-# Rounding is less, and a dimension that is taken for another one makes more.
+# Relative; rounding errors are smaller, and those of a confused dimension are larger.
 _TOLERANCE = 0.01
-#: Where densities are random, or change from run to run.
+#: Returned where densities are random, or change between runs.
 UNKNOWN = ""
 
 Densities = dict[tuple[int, str], Tensor]
 
 
 def wrong_broadcasting(name: str) -> NotImplementedError:
+    """The error for a site whose density differs."""
     return NotImplementedError(
         f"The density of site '{name}' differs where samples stand in a dimension to the left of "
         "the plates, so the model or the guide does not broadcast over it (a sum or an index "
@@ -46,14 +47,15 @@ def wrongly_broadcast(
 ) -> str | None:
     """Evaluates two samples one after the other and side by side, and compares.
 
-    :param int num_sets: 2 if the samples have draws of the sites that are not local of their own.
-    :returns: A site whose density differs; None if there is none, :data:`UNKNOWN` if that cannot be
-        told.
+    :param int num_sets: Number of sets of samples: 2 if each sample has its own draws of the sites
+        that are not local, too.
+    :returns: The name of a site whose density differs; None if there is none, :data:`UNKNOWN` if it
+        cannot be determined.
     """
 
     def run(trace: Trace, handler: Callable = lambda function: function) -> Densities:
         guide_trace = run_guide(guide, handler(poutine.replay(guide, trace=trace)), args, kwargs)
-        # With the minibatch, of which the guide may know nothing.
+        # With the same minibatch, which may be a plate of the model only.
         replay = poutine.replay(poutine.replay(model, trace=trace), trace=guide_trace)
         model_trace = poutine.trace(handler(replay)).get_trace(*args, **kwargs)
         return _densities((model_trace, guide_trace), roles)
@@ -81,7 +83,7 @@ def wrongly_broadcast(
         try:
             together = run(side_by_side, SamplePlate(roles, 2, num_sets))
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            # In several sets it need not be; else the run that is wanted will say why.
+            # Several sets may fail; with one, the actual run raises the error that explains it.
             return str(error) if num_sets > 1 else None
     for key, density in together.items():
         if not _is_pair(density, apart[0].get(key), apart[1].get(key), roles.nesting):
@@ -90,7 +92,7 @@ def wrongly_broadcast(
 
 
 def _stacked(one: Trace, other: Trace, roles: Roles, num_sets: int) -> dict[str, Tensor]:
-    """Two draws of each site that samples have their own of, side by side."""
+    """The two draws of each site that is drawn per sample, stacked."""
     values, others = {}, random_sites(other)
     for name, site in random_sites(one).items():
         own = roles.is_local(site) or (num_sets > 1 and name in roles.averaged)
@@ -102,7 +104,7 @@ def _stacked(one: Trace, other: Trace, roles: Roles, num_sets: int) -> dict[str,
 
 
 def _densities(traces: tuple[Trace, Trace], roles: Roles) -> Densities:
-    """Of all sites; those within a weight summed."""
+    """Log densities of all sites; those of local sites summed within each weight."""
     found = {}
     for i, trace in enumerate(traces):
         for name, site in random_sites(trace).items():
@@ -124,7 +126,7 @@ def _same(one: Densities, other: Densities) -> bool:
 
 
 def _is_pair(density: Tensor, one: Tensor | None, other: Tensor | None, nesting: int) -> bool:
-    """Whether a density is those of two samples, or one that they have in common."""
+    """Whether a density is that of both samples, stacked, or one that they share."""
     if one is None or other is None or one.shape != other.shape:
         return True
     padded = [x.reshape((1,) * (nesting - x.dim()) + x.shape) for x in (one, other)]

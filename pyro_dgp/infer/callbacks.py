@@ -18,8 +18,8 @@ __all__ = ["EarlyStopping", "SNRAlongTraining", "tensorboard"]
 def tensorboard(folder: str | Path, every: int = 10) -> Callable[[int, float], None]:
     """Logs the loss for TensorBoard: ``fit(..., callback=tensorboard("logs"))``.
 
-    :param folder: Where the event files go.
-    :param int every: Log every so many steps.
+    :param folder: Folder for the event files.
+    :param int every: Number of steps between two logged losses.
     :raises ImportError: If TensorBoard is missing.
     """
     try:
@@ -38,16 +38,17 @@ def tensorboard(folder: str | Path, every: int = 10) -> Callable[[int, float], N
 
 
 class EarlyStopping:
-    """Keeps the best parameters by a score, and ends training when nothing better comes.
+    """Keeps the parameters with the best score, and ends training when the score stops improving.
 
     ``fit(..., callback=EarlyStopping(dgp, score, every=50))``, then :meth:`restore_best`. The score
     is for instance the loss of rows that training does not see. It must not depend on the random
     state, nor change it, if a resumed run is to be the same run.
 
-    :param torch.nn.Module module: Whose parameters are kept.
-    :param score: Called without arguments; smaller is better, and NaN counts as infinite.
-    :param int every: Steps from one score to the next.
-    :param int patience: Training ends after so many scores without a better one; None for never.
+    :param torch.nn.Module module: The module whose parameters are kept.
+    :param score: A function without arguments; smaller is better, and NaN counts as infinite.
+    :param int every: Number of steps from one score to the next.
+    :param int patience: Number of scores without an improvement after which training ends; None for
+        no limit.
     :raises ValueError: If a number is out of range.
     """
 
@@ -97,13 +98,13 @@ class EarlyStopping:
 
 
 class SNRAlongTraining:
-    """Keeps signal-to-noise ratios of the gradient after some of the steps, in :attr:`sweeps`.
+    """Measures signal-to-noise ratios of the gradient after chosen steps, kept in :attr:`sweeps`.
 
     ``fit(..., callback=SNRAlongTraining(measure, [10, 100, 1000]))``; draw them with
     :func:`~pyro_dgp.plots.snr_along_training`. Training is not disturbed: a profile leaves the
     random state and the parameters as they are.
 
-    :param measure: Called without arguments, for instance a call of
+    :param measure: A function without arguments, for instance a call of
         :func:`~pyro_dgp.infer.snr_sweep` with data that stay the same.
     :param steps: Numbers of steps done, from 1 on, after which to measure.
     """

@@ -1,4 +1,4 @@
-"""What it takes to go on with training as if it had never stopped."""
+"""Checkpoints, from which training goes on exactly as if it had not been interrupted."""
 
 import re
 from collections.abc import Callable
@@ -26,8 +26,8 @@ def save_checkpoint(
 
     :param path: File to write; its folder is made.
     :param parameters: Unconstrained parameters by their names in Pyro's param store.
-    :param optim: Their optimiser.
-    :param progress: Numbers, strings, lists, dicts and tensors.
+    :param optim: The optimiser of these parameters.
+    :param progress: More to save: numbers, strings, lists, dicts and tensors.
     """
     state = {
         "format": _FORMAT,
@@ -56,16 +56,16 @@ def restore(
 ) -> None:
     """Puts parameters, optimiser and random state into the state that was saved.
 
-    The first part of the names, which tells models of one process apart, may be another one.
+    The first part of the parameters' names may differ: it distinguishes models of one process.
 
-    :param path: For messages.
-    :param dict state: Of :func:`read_checkpoint`.
-    :param model: Called as ``model(*args)``, with its guide, to find the parameters.
-    :param guide: See ``model``.
-    :param tuple args: See ``model``.
-    :param optim: Loses the state that it has.
-    :raises ValueError: If the checkpoint is that of a model with other parameters; nothing has been
-        changed then.
+    :param path: The file, for error messages.
+    :param dict state: The result of :func:`read_checkpoint`.
+    :param model: The model, called as ``model(*args)`` to find the parameters.
+    :param guide: The guide, called as ``guide(*args)``.
+    :param tuple args: Arguments of model and guide.
+    :param optim: The optimiser; its present state is discarded.
+    :raises ValueError: If the checkpoint belongs to a model with other parameters; nothing is
+        changed in that case.
     """
     parameters = parameters_of(model, guide, args)
     names = _match(path, state["parameters"], parameters)
@@ -73,7 +73,7 @@ def restore(
         for name, value in state["parameters"].items():
             parameters[names[name]].copy_(value)
     optim.optim_objs.clear()
-    # What belongs to no parameter keeps its name.
+    # Entries that belong to no parameter keep their names.
     optim.set_state({names.get(name, name): s for name, s in state["optimizer"].items()})
     set_random_state(_with_arrays(state["random_state"]))
 
@@ -90,11 +90,11 @@ def parameters_of(model: Callable, guide: Callable, args: tuple) -> dict[str, Te
 def _match(
     path: str | Path, saved: dict[str, Tensor], parameters: dict[str, Tensor]
 ) -> dict[str, str]:
-    """The model's name of each saved parameter."""
+    """The name in this model of each saved parameter."""
     by_rest = {_without_first_part(name): name for name in parameters}
     if len(by_rest) == len(parameters):
         found = {name: by_rest.get(_without_first_part(name)) for name in saved}
-    else:  # several models in one: their first names count
+    else:  # a model made of several: the first parts distinguish them
         found = {name: name if name in parameters else None for name in saved}
     names = {
         name: mine

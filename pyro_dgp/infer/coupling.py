@@ -1,4 +1,4 @@
-"""Whether each datum's weight depends on its own draws only."""
+"""Check that the weight of each datum depends on its own draws only."""
 
 import math
 from functools import reduce
@@ -19,13 +19,14 @@ __all__ = ["refuse_coupling"]
 def refuse_coupling(
     model_trace: Trace, guide_trace: Trace, roles: Roles, draws: dict[str, Tensor], rerun: Rerun
 ) -> None:
-    """Refuses densities of one datum that read draws of another one, which has its own K.
+    """Refuses densities of one datum that depend on draws of another one, which has K of its own.
 
-    All data are numbered, and two of them differ in a bit of their numbers. So every dependence
-    shows where the draws of all data that have a bit are exchanged, or of all that have it not, and
-    densities of others change. Where runs cannot be repeated, derivatives have to do.
+    All data are numbered, and any two numbers differ in at least one bit. So every dependence is
+    found by exchanging, for each bit, the draws of all data in which it is set (then of all in
+    which it is not), and looking whether densities of the other data change. Where runs cannot be
+    repeated, derivatives are used instead.
 
-    :raises NotImplementedError: Names the plates and a site.
+    :raises NotImplementedError: If there is such a dependence; names the plates and a site.
     """
     numbers = _Numbers(roles)
     sites = {n: s for n, s in roles.local(guide_trace).items() if n in draws}
@@ -39,8 +40,8 @@ def refuse_coupling(
         return _refuse_derivatives(model_trace, guide_trace, roles, draws, numbers)
     local = roles.local(model_trace), roles.local(guide_trace)
     number_of = {(i, name): numbers.of(local[i][name]) for i, name in base}
-    # Far away, where what lies behind a threshold shows, too; or where the guide has its draws, if
-    # the model does not take others.
+    # First with distant draws, which also show dependences behind a threshold; then with draws of
+    # the guide, in case the model rejects distant ones.
     for seed in (1, 0):
         try:
             others = rerun.others(guide_trace, seed)
@@ -53,10 +54,12 @@ def refuse_coupling(
 def _refuse_changes(
     base: dict, number_of: dict, own: dict, others: dict, roles: Roles, num_bits: int, rerun: Rerun
 ) -> None:
-    """By values: densities of data whose draws stay must stay, too.
+    """By values: the densities of data whose draws are kept must not change.
 
-    :param dict base: Densities with the own draws, by trace and site; ``number_of`` their data.
-    :param dict own: Draws, with the numbers of their data.
+    :param dict base: Densities with the original draws, by trace and site.
+    :param dict number_of: Numbers of the data of these densities.
+    :param dict own: The original draws, with the numbers of their data.
+    :param dict others: Other draws of the same sites.
     """
     for bit in range(num_bits):
         for side in (0, 1):
@@ -75,7 +78,7 @@ def _refuse_changes(
 
 
 def _has(number: Tensor, bit: int, side: int, like: Tensor) -> Tensor:
-    """Whether the bit of a number is the side."""
+    """Whether a bit of the number has the value ``side``."""
     return (number >> bit & 1 == side).to(like.device)
 
 
@@ -88,7 +91,7 @@ def _coupled(roles: Roles, name: str) -> NotImplementedError:
 
 
 class _Numbers:
-    """Numbers for all data, those of sequential plates among them."""
+    """Numbers for all data, including those of sequential plates."""
 
     def __init__(self, roles: Roles) -> None:
         self.roles = roles
@@ -96,7 +99,7 @@ class _Numbers:
         self.total = 0
 
     def of(self, site: Site) -> Tensor:
-        """In the shape of a local site's plates."""
+        """Numbers in the shape of the plates of a local site."""
         group, sizes = self.roles.group(site), self.roles.weight_dims(site)
         if group not in self.by_group:
             shape = [sizes.get(-d, 1) for d in range(self.roles.nesting, 0, -1)]
@@ -106,7 +109,7 @@ class _Numbers:
         return self.by_group[group]
 
     def of_draw(self, site: Site) -> Tensor:
-        """In a shape that broadcasts with the draw."""
+        """Numbers in a shape that broadcasts with the draw."""
         number, event_dim = self.of(site), site["fn"].event_dim
         batch_dim = site["value"].dim() - event_dim
         number = number.reshape(number.shape[max(0, number.dim() - batch_dim) :])
@@ -123,7 +126,7 @@ class _Numbers:
 
 
 def _local_densities(traces: tuple[Trace, Trace], roles: Roles) -> dict[tuple[int, str], Tensor]:
-    """Of the model's and the guide's local sites, what is within a weight summed."""
+    """Log densities of the local sites of model (0) and guide (1), summed within each weight."""
     found = {}
     for i, trace in enumerate(traces):
         for name, site in roles.local(trace).items():
@@ -141,7 +144,7 @@ def _refuse_derivatives(
     draws: dict[str, Tensor],
     numbers: _Numbers,
 ) -> None:
-    """By derivatives: those of densities by draws of other data must be 0."""
+    """By derivatives: those of a density by draws of other data must be 0."""
     local = roles.local(model_trace), roles.local(guide_trace)
     terms = [
         (term, numbers.of(local[i][name]))

@@ -1,11 +1,12 @@
-r"""The densities of a model and guide: log w of the local sites, and the term of the others.
+r"""Densities of a model and guide: log w of the local sites, and the term of all other sites.
 
 For one datum n and draw k
 
 .. math:: \log w_{nk} = \sum_{local} \log p - \sum_{local} \log q
 
-where the plates' subsampling scale N/B is taken out: inside the logarithm of a mean it is wrong.
-A sequential plate (``for n in pyro.plate(...)``) is the same structure with one site per datum.
+without the subsampling scale N/B of the plates, which would be wrong inside the logarithm of a
+mean. A sequential plate (``for n in pyro.plate(...)``) is the same structure with one site per
+datum.
 """
 
 import math
@@ -32,34 +33,34 @@ __all__ = [
 def local_log_prob(site: Site, value: Tensor, roles: Roles) -> Tensor:
     """A local site's log density in its weights, without the weight plates' N/B.
 
-    What ``poutine.scale`` adds stays, as does ``poutine.mask``.
+    ``poutine.scale`` and ``poutine.mask`` apply as usual.
 
-    :returns: [samples, ..., datum], with all that is inside a weight summed to size 1.
+    :returns: [samples, ..., datum]; dimensions inside a weight are summed to size 1.
     """
     result = _scaled(log_prob(site, value), tempering(site, roles), site["mask"])
     return sum_within_weights(result, site, roles)
 
 
 def sum_within_weights(x: Tensor, site: Site, roles: Roles) -> Tensor:
-    """Sums over what stands inside a weight, keeping dimensions: other plates, and none at all."""
+    """Sums over the dimensions inside a weight, those of other plates or of none; they are kept."""
     kept = roles.weight_dims(site)
     inside = [-d for d in range(1, min(roles.nesting, x.dim()) + 1) if -d not in kept]
     return x.sum(inside, keepdim=True) if inside else x
 
 
 def sum_of_draw(x: Tensor, site: Site, roles: Roles) -> Tensor:
-    """Sums a tensor in the shape of a draw: over the event, and over what is inside a weight."""
+    """Sums a tensor of the shape of a draw over the event and over dimensions inside a weight."""
     summed: Tensor = sum_rightmost(x, site["fn"].event_dim)  # pyright: ignore[reportAssignmentType]
     return sum_within_weights(summed, site, roles)
 
 
 def _scaled(x: Tensor, scale: Tensor | float, mask: Tensor | bool | None) -> Tensor:
-    """Scaled and masked as Pyro does it, whose scale may be a tensor, too."""
+    """Scaled and masked; Pyro's annotation lacks scales that are tensors."""
     return scale_and_mask(x, scale, mask)  # pyright: ignore[reportArgumentType]
 
 
 def tempering(site: Site, roles: Roles) -> Tensor | float:
-    """The part of a local site's scale that its weight plates do not account for."""
+    """The scale of a local site beyond that of its weight plates."""
     ratio = site["scale"] / roles.scale(site)
     return 1.0 if isinstance(ratio, float) and math.isclose(ratio, 1.0) else ratio
 
@@ -69,12 +70,12 @@ def global_elbo(
 ) -> Tensor:
     """log p - log q of the sites that are not local, their KL in closed form where Pyro has one.
 
-    The closed form needs model and guide to factorise alike, of which one order of the sites is
-    taken as the sign, and to have one scale and mask; and it is not used for a Delta that carries a
-    density, which Pyro's formula ignores. Elsewhere the draw stands for its expectation.
+    The closed form is used where model and guide factorise alike, which is concluded from the same
+    order of their sites, and have the same scale and mask; not for a Delta with a density, which
+    Pyro's formula ignores. Elsewhere the term is evaluated at the draw.
 
-    :param int num_samples: How many samples stand in the dimension left of the plates, over which
-        the mean is taken.
+    :param int num_samples: Number of samples in the dimension left of the plates, over which the
+        mean is taken.
     """
 
     def total(x: Tensor) -> Tensor:
@@ -108,7 +109,7 @@ def global_elbo(
 
 
 def closed_form_kl(guide_site: Site, model_site: Site) -> Tensor | None:
-    """KL(q || p) with the batch shape of the sites, scaled and masked; None where Pyro has none."""
+    """KL(q || p) in the batch shape of the sites, scaled and masked; None where Pyro has none."""
     fn = guide_site["fn"]
     point = delta(fn)
     if point is not None and bool(torch.as_tensor(point.log_density != 0).any()):
@@ -122,6 +123,6 @@ def closed_form_kl(guide_site: Site, model_site: Site) -> Tensor | None:
         kl = kl_divergence(fn, model_site["fn"])
     except NotImplementedError:
         return None
-    if not isinstance(kl, Tensor):  # of two Deltas, a number
+    if not isinstance(kl, Tensor):  # a number for two Deltas
         kl = torch.full(fn.batch_shape, float(kl))
     return _scaled(kl, guide_site["scale"], guide_site["mask"])

@@ -1,4 +1,4 @@
-"""Which sites depend on which draws: what that says of their roles, and what has no estimate."""
+"""Which sites depend on which draws; their roles follow, and structures without an estimate."""
 
 from dataclasses import dataclass, field, replace
 
@@ -24,15 +24,17 @@ from pyro_dgp.infer.sites import (
 
 __all__ = ["find_roles", "marked_draws"]
 
-# Runs with other draws that show what reads them, every other far away, as what is read may lie
-# behind a threshold; discrete ones (True) may be the same again.
+# Number of runs with other draws, to see which densities change. Every second run has distant
+# draws, as a density may depend on a draw beyond a threshold only. Discrete draws (True) may come
+# out the same, so they take more runs.
 _NUM_REDRAWN = {False: 4, True: 10}
 
 
 class marked_draws(Messenger):
-    """Cuts the guide's draws off from what they are made of, so that dependence on each shows.
+    """Detaches the draws of the guide from their parameters, so that each is a leaf of the graph.
 
-    A trace inside this handler has the marked draws.
+    Densities can then be asked which draws they depend on. A trace inside this handler has the
+    marked draws.
     """
 
     def _pyro_post_sample(self, msg: Message) -> None:
@@ -50,16 +52,16 @@ def find_roles(
     piwae: bool = False,
     scored: bool = False,
 ) -> Roles:
-    """The roles of all sites, by their plates and by what depends on what.
+    """The roles of all sites, by their plates and by their dependences.
 
     :param Trace model_trace: A run without importance samples, replayed against ``guide_trace``.
     :param Trace guide_trace: A run inside :class:`marked_draws`.
-    :param Rerun rerun: For further runs.
-    :param bool independent: Each datum's weight must depend on its own draws only.
-    :param bool piwae: Refuse global draws that the weights depend on.
-    :param bool scored: Local draws need no reparameterisation.
-    :raises NotImplementedError: If a structure has no right estimate: names the sites and the
-        remedy.
+    :param Rerun rerun: Further runs of model and guide.
+    :param bool independent: Whether each datum's weight must depend on its own draws only.
+    :param bool piwae: Whether to refuse global draws that the weights depend on.
+    :param bool scored: Whether local draws need no reparameterisation.
+    :raises NotImplementedError: If there is no correct estimate for a structure; names the sites
+        and a remedy.
     """
     check_sites(random_sites(model_trace), random_sites(guide_trace))
     reads = _Reads.of(model_trace, guide_trace)
@@ -70,7 +72,7 @@ def find_roles(
         if site["infer"].get("shared")
     )
     unread = reads.draws.keys() - reads.needed() - marked
-    # What no density depends on differentiably, it may depend on otherwise.
+    # A density may depend on a draw without having a derivative by it.
     discrete = any(not reads.draws[name].is_floating_point() for name in unread)
     if unread and any(
         _reads_anyhow(model_trace, guide_trace, rerun, unread, seed)
@@ -83,7 +85,7 @@ def find_roles(
         once = marked | unread
         free = frozenset(n for n in reads.observed if not reads.by[n] & (plated - once))
         roles = Roles.of(model_trace, guide_trace, once, free, scored)
-        # An unread draw whose density reads a local one has to stand in the weights with it.
+        # An unread draw whose density depends on a local one must be in the weights with it.
         local = {name for name in reads.draws if roles.is_local(sites[name])}
         beside = {name for name in unread if reads.by[name] & local}
         if not beside:
@@ -115,10 +117,10 @@ def find_roles(
 class _Reads:
     """Which draws of the guide the densities of each site depend on, by name.
 
-    :param dict draws: The marked draws.
-    :param dict by: For each site, draws other than its own.
-    :param set observed: Observed sites.
-    :param dict deltas: The draws of which points are made that the guide hands out.
+    :param dict draws: The marked draws, by site.
+    :param dict by: Names of the draws that the density of each site depends on, without its own.
+    :param set observed: Names of the observed sites.
+    :param dict deltas: Names of the draws from which each Delta of the guide is computed.
     """
 
     draws: dict[str, Tensor]
@@ -141,7 +143,10 @@ class _Reads:
             for name, site in random_sites(trace).items():
                 try:
                     density = [log_prob(site, site["value"])]
-                except (KeyError, NotImplementedError):  # a flow that knows its own draws only
+                except (
+                    KeyError,
+                    NotImplementedError,
+                ):  # a flow whose density is known at its own draws only
                     density = tensors_of(site["fn"])
                 by = read([site["value"], *density]) - {name}
                 found.by.setdefault(name, set()).update(by)
@@ -152,7 +157,7 @@ class _Reads:
         return found
 
     def needed(self) -> set[str]:
-        """Draws that an observation depends on, be it by way of other draws' densities."""
+        """Draws that an observation depends on, also through the densities of other draws."""
         needed: set[str] = set()
         todo = [*self.observed, *self.deltas]
         while todo:
@@ -165,11 +170,11 @@ class _Reads:
 def _reads_anyhow(
     model_trace: Trace, guide_trace: Trace, rerun: Rerun, names: set[str], seed: int
 ) -> bool:
-    """Whether the model's densities at other sites are not the same with other draws at these."""
+    """Whether densities of the model's other sites change when these sites have other draws."""
     others = rerun.others(guide_trace, seed)
     try:
         again, _ = rerun.with_draws({name: others[name] for name in names & others.keys()})
-    except (RuntimeError, ValueError):  # that a value does not fit has been read off it
+    except (RuntimeError, ValueError):  # a value that is refused has been read
         return True
     a, b = random_sites(model_trace), random_sites(again)
     return a.keys() != b.keys() or any(
@@ -186,8 +191,8 @@ def _has_kl(name: str, model_trace: Trace, guide_trace: Trace) -> bool:
 
 
 def _refuse_joint_draws(guide_trace: Trace, roles: Roles, reads: _Reads) -> None:
-    """AutoDiagonalNormal and its kin draw all latents at once and hand them out as Deltas: drawn
-    once, they would give K equal weights."""
+    """AutoDiagonalNormal and similar guides draw all latents at once and return them as Deltas:
+    drawn once, they would give K equal weights."""
     sites = random_sites(guide_trace)
     for name, sources in reads.deltas.items():
         if not roles.is_local(sites[name]):
@@ -205,7 +210,7 @@ def _refuse_joint_draws(guide_trace: Trace, roles: Roles, reads: _Reads) -> None
 def _refuse_reading(
     model_trace: Trace, guide_trace: Trace, roles: Roles, reads: _Reads, piwae: bool
 ) -> None:
-    """Sites with one draw cannot read those with K; with two bounds, nor the other way round."""
+    """Sites with one draw cannot depend on those with K; with two bounds, nor the reverse."""
     guide_sites = random_sites(guide_trace)
     local_draws = {name for name in reads.draws if roles.is_local(guide_sites[name])}
     for name, site in (guide_sites | random_sites(model_trace)).items():

@@ -1,13 +1,13 @@
 r"""The importance-weighted bound of any Pyro model and guide, with a gradient estimator.
 
-One datum n goes one way: the guide draws its z_1, ..., z_K, the estimator says what the densities
-see of them, the model is run on that,
+For each datum n, the guide draws z_1, ..., z_K, the estimator chooses the values that the densities
+are given in their place, the model is run on these,
 
 .. math::
     \log w_{nk} = \log p(x_n, z_{nk}) - \log q(z_{nk}), \qquad
     L_K = \frac NB \sum_n \log \frac1K \sum_k w_{nk} \;-\; \mathrm{KL}(all\ other\ sites),
 
-and the weights' coefficients go back to the estimator's surrogate.
+and the coefficients of the weights define the surrogate whose gradient is the estimate.
 """
 
 import math
@@ -40,13 +40,13 @@ from pyro_dgp.infer.structure import Structure, both_traces
 __all__ = ["ImportanceWeightedELBO"]
 
 
-# Evaluations before which model and guide are looked at anew: at first, weights may be 0 or modules
-# be in another mode than in training.
+# Evaluations before which the structure of model and guide is examined again: at first, weights may
+# be 0 or modules in another mode than in training.
 _LOOKS = (10, 100, 1000, 10_000)
 
 
 class ImportanceWeightedELBO(ELBO):
-    """A bound and a gradient estimator; parameters as documented for
+    """A bound and a gradient estimator; for parameters see
     :class:`~pyro_dgp.infer.elbo.PartiallyCollapsedIWELBO`.
     """
 
@@ -94,7 +94,7 @@ class ImportanceWeightedELBO(ELBO):
 
     @property
     def bound(self) -> Bound:
-        """From log weights to the bound."""
+        """The bound as a function of log weights."""
         return Bound(self.num_particles, self.K, self.beta, self.piwae, self.alpha)
 
     def loss(self, model: Callable, guide: Callable, *args: Any, **kwargs: Any) -> float:
@@ -115,7 +115,7 @@ class ImportanceWeightedELBO(ELBO):
 
         :raises ValueError: If nothing is observed or a latent site is missing in the guide.
         :raises NotImplementedError: If the structure of model and guide, or a guide distribution,
-            is not supported; the message names the site and a way out.
+            is not supported; the message names the site and a remedy.
         """
         self._num_evaluations += 1
         if self._num_evaluations in _LOOKS:
@@ -134,10 +134,10 @@ class ImportanceWeightedELBO(ELBO):
                 self._log_weights = log_weights
                 return -value
             except NewStructure:
-                # The sites' plates depend on the arguments: look at them afresh.
+                # The plates of the sites depend on the arguments: examine the structure again.
                 self._structure = None
             except ValueError as error:
-                # So they do, if they now reach into the dimension of the samples.
+                # So they do if plates now use the dimension of the samples.
                 if not is_collision(error):
                     raise
                 self._structure = None
@@ -151,8 +151,8 @@ class ImportanceWeightedELBO(ELBO):
         """How unequal the importance weights of the last evaluation were.
 
         :returns: Effective sample size, largest normalised weight and Pareto k, each [M, ...] with
-            the data plates' dimensions, or [M, number of data] if a plate of theirs is sequential;
-            ``advice()`` says what they mean.
+            the dimensions of the data plates, or [M, number of data] if one of them is sequential;
+            ``advice()`` explains them.
         :raises RuntimeError: If nothing has been evaluated yet.
         """
         if self._log_weights is None:
@@ -160,7 +160,7 @@ class ImportanceWeightedELBO(ELBO):
         return weight_diagnostics(self._log_weights)
 
     def _chunks(self, roles: Roles) -> list[slice]:
-        """The M K samples by runs of model and guide."""
+        """The M K samples, split into runs of model and guide."""
         number = self.num_particles * self.K
         size = (self.chunk_size or number) if self.vectorize_particles else 1
         if not roles.sets_together:
@@ -168,20 +168,20 @@ class ImportanceWeightedELBO(ELBO):
         return chunks(self._num_sets(roles), number, size)
 
     def _num_sets(self, roles: Roles) -> int:
-        """How many draws of the sites that are not local M estimates need."""
+        """Number of draws that the M estimates need of the sites that are not local."""
         return self.num_particles if roles.averaged else 1
 
     def _get_trace(
         self, model: Callable, guide: Callable, args: tuple, kwargs: dict
     ) -> tuple[Trace, Trace]:
-        """What Pyro's abstract class asks for; an estimate makes its traces otherwise."""
+        """Required by Pyro's abstract class; the estimates do not use it."""
         return both_traces(model, guide, args, kwargs)
 
     def _get_structure(
         self, model: Callable, guide: Callable, args: tuple, kwargs: dict
     ) -> Structure:
         piwae = self.piwae and self.num_particles > 1
-        # In the logarithm of a mean of several weights, each must be a datum's own.
+        # With several weights in a logarithm, each must depend on one datum only.
         options = {
             "independent": (self.K > 1 and self.beta < 1) or piwae,
             "piwae": piwae,
@@ -208,7 +208,7 @@ class ImportanceWeightedELBO(ELBO):
 def _broadcasting(
     structure: Structure, model: Callable, guide: Callable, args: tuple, kwargs: dict
 ) -> Structure:
-    """Refuses what does not broadcast over samples, and finds what does not over sets of them."""
+    """Refuses models that do not broadcast over samples, and finds those that do not over sets."""
     roles = structure.roles
     if structure.has_local_draws:
         name = wrongly_broadcast(model, guide, args, kwargs, roles)
@@ -238,7 +238,8 @@ def _warn_of_options_without_effect(loss: ImportanceWeightedELBO, structure: Str
 def _estimate(bound: Bound, run: Runs, chunks: list[slice], twice: bool) -> tuple[Tensor, Tensor]:
     """The bound, as a scalar whose derivative is the gradient estimate, and the log weights.
 
-    :param bool twice: Hold the graph of one chunk at a time, which is drawn for its weights first.
+    :param bool twice: Whether to hold the graph of one chunk at a time: chunks are first drawn for
+        their weights, without a graph, and then again for their gradient.
     """
     first, *others = chunks
     samples = [run(first)]
@@ -255,10 +256,10 @@ def _estimate(bound: Bound, run: Runs, chunks: list[slice], twice: bool) -> tupl
         for rows in others:
             states.append(random_state())
             weights.append(run(rows).weights)
-    run.others = kept  # draws since then have no graph
+    run.others = kept  # those added since have no graph
     value, log_weights, coefficients = _value(bound, samples[0], weights)
     gradients: dict[Tensor, Tensor] = {}
-    # None of a chunk's samples, which hold its graph, may be alive when the next are drawn.
+    # The samples of a chunk hold its graph, so they must be freed before the next chunk is drawn.
     _add_gradients(gradients, samples.pop().surrogate(coefficients))
     for rows, state in zip(others, states, strict=True):
         set_random_state(state)
@@ -271,8 +272,8 @@ def _value(
 ) -> tuple[Tensor, Tensor, Coefficients]:
     """The bound's value, the log weights [M, K, ...], and each sample's weight in the gradient.
 
-    :param list weights: Of all M K samples by run: log w, [samples, number of data], and the
-        bound's part outside the logarithms.
+    :param list weights: For each run, log w of its samples, [samples, number of data], and the part
+        of the bound outside the logarithms.
     """
     log_w, outside = zip(*weights, strict=True)
     log_weights = torch.cat(log_w)
@@ -288,7 +289,7 @@ def _value(
 
 
 class _WithGradients(torch.autograd.Function):
-    """A value whose derivatives by some tensors are known."""
+    """A value with given derivatives by some tensors."""
 
     @staticmethod
     def forward(ctx, value, gradients, *tensors):
@@ -305,7 +306,7 @@ def _add_gradients(gradients: dict[Tensor, Tensor], scalar: Tensor) -> None:
     inputs = leaves(scalar)
     if not inputs:
         return
-    # The graph of what the first run shares with the others is needed again.
+    # The part of the graph that runs share is needed again.
     found = torch.autograd.grad(scalar, inputs, retain_graph=True)
     for leaf, gradient in zip(inputs, found, strict=True):
         gradients[leaf] = gradients[leaf] + gradient if leaf in gradients else gradient

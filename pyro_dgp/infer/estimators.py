@@ -1,8 +1,8 @@
-r"""How a bound is differentiated: what densities see of the draws, and with which gradient.
+r"""Gradient estimators of a bound: what densities are given for the draws, with which gradient.
 
-An estimator is asked between the run of the guide and that of the model. Its answer makes log w and
-a scalar of which one backward pass gives the gradient estimate of all parameters; the bound's value
-is the same for all of them.
+An estimator is called between the run of the guide and that of the model. Its result determines
+log w and a scalar, of which one backward pass gives the gradient estimate of all parameters; the
+value of the bound is the same for all estimators.
 """
 
 from functools import reduce
@@ -25,11 +25,11 @@ __all__ = ["VIMCO", "DReG", "Estimator", "GDReG", "Reparameterised", "Seen"]
 class Seen(NamedTuple):
     """How log w depends on the local draws.
 
-    :param dict values: What the model sees in place of the draws, by site.
+    :param dict values: Values that replace the draws in the model, by site.
     :param Terms log_q: The terms of log q.
-    :param Terms tangents: Terms of value 0, added to log p for the sake of their gradient.
+    :param Terms tangents: Terms of value 0, added to log p for their gradient.
     :param Terms scored: The terms of log q whose draws have no gradient.
-    :param PriorPaths priors: Handles the model, if its priors have another gradient.
+    :param PriorPaths priors: A handler of the model, if its priors have another gradient; or None.
     """
 
     values: dict[str, Tensor]
@@ -44,7 +44,7 @@ class Estimator(Protocol):
 
     def __call__(self, samples: Samples) -> Seen:
         """
-        :param Samples samples: Drawn by the guide; the model is still to be run.
+        :param Samples samples: The samples drawn by the guide, before the model is run.
         """
         ...
 
@@ -54,7 +54,7 @@ class Reparameterised:
 
     Source: Burda et al. (2015).
 
-    :param bool piwae: The guide's bound is not the model's.
+    :param bool piwae: Whether the guide has another bound than the model.
     """
 
     def __init__(self, piwae: bool = False) -> None:
@@ -77,7 +77,7 @@ class VIMCO:
         \sum_k \big(L - L_{-k}\big)\, \nabla \log q(z_k) + \sum_k \tilde w_k\, d \log w_k,
 
     where :math:`L_{-k}` is the bound with the mean of the other log weights in place of
-    :math:`\log w_k`, and the first sum has the draws that are not reparameterised.
+    :math:`\log w_k`, and the first sum is over the draws that are not reparameterised.
 
     Source: Mnih and Rezende (2016).
     """
@@ -91,19 +91,20 @@ class VIMCO:
 class DReG:
     r"""The doubly reparameterised gradient.
 
-    For what local draws z are reparameterised by
+    For parameters through which local draws z are reparameterised, it is
 
     .. math::
         \sum_k \tilde w_k^2\, \frac{\partial \log w_k}{\partial z_k} \frac{d z_k}{d\phi},
 
-    and :math:`\sum_k \tilde w_k\, \partial \log w_k` for everything else. The model sees copies of
-    z whose gradient is multiplied on its way to the sampler; log q is its value, and a tangent in z
-    with the slope that it has with the guide's parameters, and globals that it reads, held fixed.
+    and :math:`\sum_k \tilde w_k\, \partial \log w_k` for all others. The model is given copies of z
+    whose gradient is multiplied on its way to the sampler. log q is represented by its value and by
+    a tangent in z, whose slope is taken with the guide's parameters, and the global latents that it
+    depends on, held fixed.
 
     Source: Tucker et al. (2019).
     """
 
-    #: Whether priors' parameters have such a gradient, too.
+    #: Whether the parameters of priors have such a gradient, too.
     priors = False
 
     def __call__(self, samples: Samples) -> Seen:
@@ -112,7 +113,8 @@ class DReG:
         roles, sites, gates = samples.roles, samples.sites, samples.gates
         hidden_is_unused = _check_scales_and_masks(samples)
         drawn = {name: sites[name]["value"].detach().requires_grad_() for name in gates.values}
-        # Terms of log q: functions of the draws alone, phi being held fixed, and others.
+        # Terms of log q with phi held fixed, which are functions of the draws alone; and the
+        # others.
         held, free = {}, {}
         for name, site in sites.items():
             if delta(site["fn"]) is not None or site["is_observed"]:
@@ -138,11 +140,11 @@ class DReG:
                 log_q.append((roles.group(site), free[name]))
                 continue
             with torch.no_grad():
-                # At the draw itself, where a flow remembers its density, with its graph.
+                # At the draw itself, whose density a flow has cached.
                 value = local_log_prob(site, site["value"], roles).detach()
             log_q.append((roles.group(site), value))
         for name, slope in slopes.items():
-            # log q as a function of z alone, to first order: its value, and d/dz = slope.
+            # log q as a function of z alone, to first order: its value and its slope in z.
             site = sites[name]
             tangent = slope * (copies[name] - site["value"].detach())
             tangents.append((roles.group(site), -sum_of_draw(tangent, site, roles)))
@@ -151,7 +153,7 @@ class DReG:
 
 
 class GDReG(DReG):
-    """The generalised one: so come the gradients of priors' parameters, too.
+    """The generalised gradient, which treats the parameters of priors likewise.
 
     Source: Bauer and Mnih (2021); see :mod:`pyro_dgp.infer.priors`.
     """
@@ -167,7 +169,7 @@ _MIXED = (
 
 
 def _log_prob_elsewhere(name: str, site: Site, z: Tensor, roles: Roles) -> Tensor:
-    """log q at a tensor that is not the very one drawn, which some flows remember."""
+    """log q at another tensor than the one drawn, whose density some flows have cached."""
     try:
         return local_log_prob(site, z, roles)
     except (KeyError, NotImplementedError) as error:
@@ -205,9 +207,9 @@ def _slopes(held: dict[str, Tensor], drawn: dict[str, Tensor], gates: Gates) -> 
 def _check_scales_and_masks(samples: Samples) -> bool:
     """Whether local draws that depend on each other are masked differently.
 
-    A gradient comes to a draw by way of those that depend on it, with the weight of these.
+    The gradient that reaches a draw through others that depend on it has the weight of these.
 
-    :raises NotImplementedError: If they are scaled differently, or a scale is to be learned.
+    :raises NotImplementedError: If they are scaled differently, or a scale is learned.
     """
     roles, sites = samples.roles, samples.sites
     scales = {name: tempering(site, roles) for name, site in sites.items()}

@@ -1,10 +1,10 @@
 r"""Independent draws of a stochastic gradient, many at once.
 
-Where parameters phi reach the loss only through the distributions from which the guide draws its
-local sites, as an amortised guide's do, many draws come from one run: its particles are the samples
-of Q draws, each draw has its own copy of the distributions' parameters t = t(phi), one backward
-pass gives all gradients by these copies, [Q, ...], and their products with dt/dphi are the
-gradients by phi, those of Q evaluations of the loss. Everything else is drawn in a loop.
+If parameters phi reach the loss only through the distributions from which the guide draws its local
+sites, as in an amortised guide, one run gives many draws: its particles are the samples of Q draws,
+and each draw has its own copy of the parameters t = t(phi) of the distributions. One backward pass
+gives all gradients by these copies, [Q, ...], and their products with dt/dphi are the gradients by
+phi, as of Q evaluations of the loss. Gradients by all other parameters are drawn in a loop.
 """
 
 import copy
@@ -47,10 +47,10 @@ class GradientDraws:
     """Draws of the gradient of a loss by the parameters of a model and guide.
 
     The minibatch is the same in every draw: plates that subsample keep the rows of the first run.
-    The parameters' ``.grad`` stays as it is.
+    The ``.grad`` of parameters is left unchanged.
 
-    :param model: As for :class:`~pyro.infer.SVI`.
-    :param guide: As for :class:`~pyro.infer.SVI`.
+    :param model: The model, as for :class:`~pyro.infer.SVI`.
+    :param guide: The guide, as for :class:`~pyro.infer.SVI`.
     :param ~pyro.infer.ELBO loss: Any ELBO of Pyro; those of this package can be batched.
     :param tuple args: Arguments of model and guide.
     :param dict kwargs: Keyword arguments of model and guide.
@@ -84,7 +84,7 @@ class GradientDraws:
 
     @property
     def rows_per_draw(self) -> int:
-        """Samples times data of one draw, as far as the loss tells."""
+        """Number of samples times data of one draw, if the loss reports its weights; else 1."""
         weights = getattr(self.loss, "_log_weights", None)
         return 1 if weights is None else max(1, weights.numel())
 
@@ -108,20 +108,20 @@ class GradientDraws:
         if (
             not isinstance(loss, ImportanceWeightedELBO)
             or not loss.vectorize_particles
-            or (loss.piwae and loss.num_particles > 1)  # their samples have a weight in common
+            or (loss.piwae and loss.num_particles > 1)  # samples of all sets share a weight
         ):
             return set()
         roles = self._roles(loss)
-        # A batch would share draws of sites that are not local, which log w reads.
+        # The draws of a batch would share sites that are not local, on which log w depends.
         if roles.averaged or len(loss._chunks(roles)) > 1:
             return set()
         try:
             total, copies = self._evaluate(loss, 2)
             gradients = self._gradients(total, copies, list(self.parameters))
-        except (_CannotCopyError, RuntimeError):  # such as an operation that vmap does not know
+        except (_CannotCopyError, RuntimeError):  # for instance an operation without vmap support
             return set()
         seen = set(nodes([total], ()))
-        # A global draw that log w reads, or dropout, would be shared by all draws of a batch.
+        # A global draw on which log w depends, or dropout, would be shared by all draws of a batch.
         if not all(v.requires_grad and v.grad_fn not in seen for v in copies.global_values):
             return set()
         if self._guide_is_random():
@@ -130,7 +130,7 @@ class GradientDraws:
         return {name for name in gradients if id(self.parameters[name]) not in directly}
 
     def _guide_is_random(self, num_runs: int = 10) -> bool:
-        """Whether the guide's local distributions differ from run to run with the same draws."""
+        """Whether the guide's local distributions differ between runs with the same draws."""
         arguments = []
         with poutine.block(), torch.no_grad():
             trace = poutine.trace(self.guide).get_trace(*self.args, **self.kwargs)
@@ -148,7 +148,7 @@ class GradientDraws:
     def batched(self, names: list[str], num_draws: int) -> dict[str, Tensor]:
         """Many draws [num_draws, ...] of the gradients that :meth:`can_batch` names.
 
-        :raises TypeError: If the loss is none of this package, which :meth:`can_batch` tells.
+        :raises TypeError: If the loss is none of this package; :meth:`can_batch` is empty then.
         """
         if not isinstance(self.loss, ImportanceWeightedELBO):
             raise TypeError(f"The gradient of {type(self.loss).__name__} is drawn in a loop only.")
@@ -171,7 +171,7 @@ class GradientDraws:
             self._structure = loss._get_structure(self.model, guide, self.args, self.kwargs)
             copies.enabled = True
             copies.global_values.clear()
-        else:  # without its copies, the guide is the same
+        else:  # the structure is that of the guide without copies
             loss._structure = replace(self._structure, guide=lambda: guide)
         return loss.differentiable_loss(self.model, guide, *self.args, **self.kwargs), copies
 
@@ -198,7 +198,7 @@ class GradientDraws:
 def _with_one_minibatch(
     model: Callable, guide: Callable, args: tuple, kwargs: dict
 ) -> tuple[Callable, Callable]:
-    """Model and guide that subsample the rows of one run."""
+    """Model and guide with the subsampled rows of one run."""
     with poutine.block(), torch.no_grad():
         guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
         replay = poutine.replay(model, trace=guide_trace)
@@ -210,16 +210,17 @@ def _with_one_minibatch(
 
 
 class _CannotCopyError(Exception):
-    """A distribution of a kind that is not known how to rebuild."""
+    """A distribution that cannot be rebuilt from its arguments."""
 
 
 class _Copies(Messenger):
     """Gives each draw its own copy of the parameters of the guide's local distributions.
 
-    Stands inside the particle plate, so that distributions come here without particles.
+    The handler is inside the particle plate, so the distributions that it sees have no particles.
 
-    :param int num_draws: Q.
-    :param int size: Samples of a draw, M K.
+    :param Roles roles: The roles of the sites.
+    :param int num_draws: Number Q of draws.
+    :param int size: Number of samples per draw, M K.
     """
 
     enabled = True
@@ -228,7 +229,7 @@ class _Copies(Messenger):
         super().__init__()
         self.roles, self.nesting = roles, roles.nesting
         self.num_draws, self.size = num_draws, size
-        #: t and its copies [num_draws, ...].
+        #: The parameters t and their copies, [num_draws, ...].
         self.originals: list[Tensor] = []
         self.values: list[Tensor] = []
         self.global_values: list[Tensor] = []
@@ -237,7 +238,7 @@ class _Copies(Messenger):
         if not self.enabled or not is_random(msg) or not is_drawn(msg):
             return
         fn = msg["fn"]
-        # A distribution that depends on other local draws has a row for each sample already.
+        # A distribution that depends on other local draws already has one row per sample.
         if self.roles.is_local(msg) and len(fn.batch_shape) <= self.nesting:
             msg["fn"] = self._copy(fn, self.nesting - len(fn.batch_shape))
 

@@ -1,4 +1,4 @@
-"""What a tensor has been made of, as autograd knows it."""
+"""The autograd graph of a tensor."""
 
 from collections.abc import Iterable, Iterator
 
@@ -10,7 +10,7 @@ __all__ = ["leaves", "nodes"]
 
 
 def leaves(tensor: Tensor) -> list[Tensor]:
-    """The leaf tensors, parameters for the most part, that a tensor's gradient reaches."""
+    """The leaf tensors, mostly parameters, that the gradient of a tensor reaches."""
     return [node.variable for node in nodes([tensor], ()) if hasattr(node, "variable")]
 
 
@@ -31,7 +31,7 @@ def nodes(tensors: Iterable[Tensor], ends: Iterable) -> Iterator:
 def _node(tensor: Tensor) -> Node | None:
     if tensor.grad_fn is not None:
         return tensor.grad_fn
-    # A leaf has no grad_fn; its accumulator stands one step behind that of a view.
+    # A leaf has no grad_fn; its accumulator follows that of a view of it.
     with torch.enable_grad():
         of_view = tensor.view_as(tensor).grad_fn
     return None if of_view is None else of_view.next_functions[0][0]

@@ -1,4 +1,4 @@
-"""What is not finite is seen before an optimiser takes a step by it."""
+"""Losses and gradients that are not finite are detected before the optimiser takes a step."""
 
 import math
 from collections.abc import Callable
@@ -19,7 +19,8 @@ class NonFiniteError(ArithmeticError):
     """A loss or a gradient was NaN or infinite; the parameters are those before that step.
 
     :param int step: The step, counted from 0.
-    :param list sites: Names of the sample sites or parameters at which it was seen.
+    :param str what: The quantity that is not finite, "loss" or "gradient".
+    :param list sites: Names of the sample sites or parameters that are not finite.
     """
 
     def __init__(self, step: int, what: str, sites: list[str]) -> None:
@@ -32,7 +33,7 @@ class NonFiniteError(ArithmeticError):
 
 
 class Guard:
-    """``loss_and_grads`` that raises before the optimiser sees what is not finite."""
+    """``loss_and_grads`` that raises if the loss or a gradient is not finite."""
 
     def __init__(self, loss: Loss) -> None:
         self.loss = loss
@@ -55,7 +56,7 @@ class Guard:
         return value
 
     def clear_gradients(self) -> None:
-        """Leaves nothing for a later step to add to, when a step did not reach the optimiser."""
+        """Clears gradients of a step that did not reach the optimiser, which would be added up."""
         for p in self.parameters.values():
             p.grad = None
 
@@ -64,7 +65,8 @@ def non_finite(tensors: dict[str, Tensor]) -> list[str]:
     """Names of the tensors that hold NaN or infinity."""
     if not tensors:
         return []
-    # One number to look at. A norm overflows before its tensor does, hence the second look.
+    # One number to check. As a norm may overflow where its tensor does not, entries are checked
+    # next.
     norms = torch._foreach_norm(list(tensors.values()))  # pyright: ignore[reportPrivateImportUsage]
     if bool(torch.isfinite(torch.stack([norm.double() for norm in norms])).all()):
         return []
@@ -72,7 +74,7 @@ def non_finite(tensors: dict[str, Tensor]) -> list[str]:
 
 
 def _non_finite_sites(model: Callable, guide: Callable, args: tuple, kwargs: dict) -> list[str]:
-    """Runs model and guide once more and looks at every site's density."""
+    """Runs model and guide once more and checks the density of every site."""
     bad = []
     with poutine.block(), torch.no_grad(), pyro.validation_enabled(False):
         guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)

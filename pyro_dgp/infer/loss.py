@@ -1,4 +1,4 @@
-"""What is asked of a loss."""
+"""The interface of a loss."""
 
 from collections.abc import Callable
 from typing import Any, Protocol

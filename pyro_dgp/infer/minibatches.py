@@ -1,4 +1,4 @@
-"""Batches of rows in a shuffled order, from anywhere in it."""
+"""Minibatches of rows in a shuffled order, whose position can be saved and restored."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -12,17 +12,17 @@ __all__ = ["minibatches"]
 def minibatches(
     data: Sequence[Tensor], batch_size: int | None, seed: int, weights: Tensor | None = None
 ) -> "_Minibatches":
-    """An endless stream of batches of one size: shuffled passes over the rows, end to end.
+    """An endless stream of batches of one size: shuffled passes over the rows, one after the other.
 
-    With weights, a pass is a systematic resample of the rows: each of the N rows is in it
-    N w_i / sum(w) times, rounded up or down at random so that the mean is right. So a bound's mean
-    over rows becomes a weighted mean, for any bound and any estimator of its gradient.
+    With weights, a pass is a systematic resample of the rows: each of the N rows occurs
+    N w_i / sum(w) times, rounded up or down at random so that the mean is exact. So the mean of a
+    bound over rows becomes a weighted mean, for any bound and any estimator of its gradient.
 
-    :param data: Tensors with one number of rows N.
-    :param int batch_size: B; None or more than N for all rows, in their order (with weights: for
-        a pass).
-    :param int seed: Of the shuffling.
-    :param torch.Tensor weights: Non-negative, [N].
+    :param data: Tensors with the same number of rows N.
+    :param int batch_size: Number B of rows per batch; None or more than N for all rows, in their
+        order (with weights: for one pass).
+    :param int seed: Seed of the shuffling.
+    :param torch.Tensor weights: Weights of the rows, non-negative, [N]; None for equal weights.
     :raises ValueError: If numbers of rows differ, ``batch_size`` is less than 1, or weights are
         negative, not finite or all 0.
     """
@@ -60,7 +60,7 @@ class _Minibatches(Iterator):
         self.data, self.size, self.batch_size = data, size, batch_size
         self.generator = torch.Generator().manual_seed(seed)
         self.left = torch.empty(0, dtype=torch.long)
-        # The edges of the rows' shares of [0, N).
+        # Cumulative weights of the rows, scaled to end at N.
         self.edges = None if weights is None else size * weights.cumsum(0) / weights.sum()
 
     def __next__(self) -> tuple[Tensor, ...]:
@@ -85,9 +85,10 @@ class _Minibatches(Iterator):
         return torch.searchsorted(self.edges, points, right=True).clamp_max(last)[order]
 
     def state(self) -> dict[str, Tensor]:
-        """Where the stream is, for :meth:`load_state`."""
+        """The position in the stream, for :meth:`load_state`."""
         return {"generator": self.generator.get_state(), "left": self.left.clone()}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
+        """Continues from a :meth:`state`."""
         self.generator.set_state(state["generator"])
         self.left = state["left"]

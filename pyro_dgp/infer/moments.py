@@ -1,4 +1,4 @@
-"""Moments of draws that come part by part, and the ratios made of them."""
+"""Moments of draws that arrive in parts, and signal-to-noise ratios computed from them."""
 
 from dataclasses import dataclass
 
@@ -24,11 +24,11 @@ class Moments:
     @classmethod
     def of(cls, draws: Tensor) -> "Moments":
         """
-        :param torch.Tensor draws: [number of draws, ...].
+        :param torch.Tensor draws: The draws, [number of draws, ...].
         """
         draws = draws.double()
         mean = draws.mean(0)
-        # Draws that are all alike have no deviation, which rounding of their mean would give them.
+        # Equal draws have no deviation; rounding of their mean would give them one.
         mean = torch.where((draws == draws[0]).all(0), draws[0], mean)
         d = draws - mean
         return cls(len(draws), mean, *((d**p).sum(0) for p in (2, 3, 4)))
@@ -49,16 +49,18 @@ class Moments:
 
     @property
     def std(self) -> Tensor:
+        """Standard deviation, with Bessel's correction."""
         return (self.m2 / (self.count - 1)).sqrt()
 
     @property
     def snr(self) -> Tensor:
+        """Absolute mean over standard deviation."""
         # An entry that never has a gradient has no signal either.
         return torch.where(self.mean == 0, 0.0, self.mean.abs() / self.std)
 
     @property
     def squared_snr(self) -> Tensor:
-        """The estimate without bias."""
+        """The unbiased estimate of the squared ratio."""
         q = self.count
         return (q - 3) / (q - 1) * self.snr.square() - 1 / q
 

@@ -1,4 +1,4 @@
-"""Adam with a learning-rate schedule, whose step is one for all parameters."""
+"""Adam with a learning-rate schedule, which updates all parameters in one fused step."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -13,14 +13,14 @@ __all__ = ["ScheduledAdam"]
 
 
 class ScheduledAdam(PyroLRScheduler):
-    """Pyro's Adam with a schedule, and its numbers, in a fraction of the time.
+    """Equivalent to Pyro's Adam with a schedule, in a fraction of the time.
 
-    Pyro has an optimiser for every parameter. So has this one, for their state and schedules; but
-    parameters take their steps together, after a first one each, in torch's fused implementation.
+    Pyro has one optimiser per parameter. This class keeps them for their state and schedules; but
+    after the first step, all parameters are updated together by torch's fused implementation.
 
     :param scheduler: A class from ``torch.optim.lr_scheduler``.
-    :param dict optim_args: For ``torch.optim.Adam``; but ``fused`` and ``foreach`` are chosen here.
-    :param kwargs: For the scheduler.
+    :param dict optim_args: Arguments of ``torch.optim.Adam``, except ``fused`` and ``foreach``.
+    :param kwargs: Arguments of the scheduler.
     """
 
     def __init__(self, scheduler: Callable, optim_args: dict[str, Any], **kwargs: Any) -> None:

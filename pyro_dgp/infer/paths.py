@@ -1,13 +1,13 @@
-r"""The ways by which a gradient reaches the guide's parameters.
+r"""The paths on which a gradient reaches the parameters of the guide.
 
-A local draw z = z(noise; phi) has three kinds of readers: the densities, the guide's program that
-draws other sites from it, and log q of those sites. The ordinary gradient treats them alike. The
-doubly reparameterised one needs them apart: what comes from the densities is multiplied by a weight
-on its way to the sampler, what comes through the sampler of a later site has been multiplied
-already, and log q depends on its draws but not on phi. So
+A local draw z = z(noise; phi) is used in three places: by the densities, by the guide's program,
+which draws other sites given z, and by log q of those sites. The ordinary gradient treats these
+paths alike. The doubly reparameterised one distinguishes them: the gradient from the densities is
+multiplied by a weight on its way to the sampler, the gradient through the sampler of a later site
+has been multiplied already, and log q depends on its draws but not on phi. Therefore
 
-- densities see *copies* of z whose gradient is multiplied (:func:`weighted_copy`);
-- the guide's program sees z through a *gate* (:class:`Gates`), which can be shut for as long as the
+- densities use *copies* of z whose gradient is multiplied (:func:`weighted_copy`);
+- the guide's program uses z through a *gate* (:class:`Gates`), which blocks gradients while the
   partial derivatives of log q by each z are taken.
 """
 
@@ -26,17 +26,17 @@ __all__ = ["Gates", "reaches", "weighted_copy"]
 
 
 class Gates(Messenger):
-    """Handles a guide so that its program sees each reparameterised local draw through a gate.
+    """Passes each reparameterised local draw to the guide's program through a gate.
 
-    A trace outside this handler has the draw itself. Deltas, which draw nothing, have no gate.
+    A trace outside this handler records the draw itself. Deltas, which draw nothing, have no gate.
 
-    :param Roles roles: Says which sites are local.
+    :param Roles roles: The roles of the sites.
     """
 
     def __init__(self, roles: Roles) -> None:
         super().__init__()
         self.roles = roles
-        #: What the program saw, by site.
+        #: The values that the program was given, by site.
         self.values: dict[str, Tensor] = {}
         self._pass = _Pass()
 
@@ -44,12 +44,12 @@ class Gates(Messenger):
         if is_random(msg) and is_drawn(msg):
             value = msg["value"]
             if value.requires_grad and self.roles.is_local(msg):
-                # In two steps, so that the derivative by what the program sees is not stopped.
+                # A second view, so that the derivative by the program's value is not blocked.
                 inside = weighted_copy(value, self._pass)
                 self.values[msg["name"]] = msg["value"] = inside.view_as(inside)
 
     def partials(self, total: Tensor, inputs: list[Tensor]) -> list[Tensor | None]:
-        """Derivatives of ``total`` with all gates shut, so that none goes through a later draw."""
+        """Derivatives of ``total`` with all gates shut, so none of them through a later draw."""
         self._pass.shut = True
         try:
             return list(torch.autograd.grad(total, inputs, retain_graph=True, allow_unused=True))
@@ -58,7 +58,7 @@ class Gates(Messenger):
 
 
 class _Pass:
-    """What a gate does with a gradient."""
+    """The hook of a gate: passes a gradient on, or blocks it."""
 
     shut = False
 
@@ -67,14 +67,14 @@ class _Pass:
 
 
 def weighted_copy(z: Tensor, weigh: Callable[[Tensor], Tensor]) -> Tensor:
-    """A copy of z whose gradient goes through ``weigh`` on its way to z."""
+    """A copy of z whose gradient is transformed by ``weigh`` on its way to z."""
     copy = z.view_as(z)
     copy.register_hook(weigh)
     return copy
 
 
 def reaches(tensors: Iterable[Tensor], gates: Gates) -> tuple[bool, bool]:
-    """Whether tensors depend on gated draws, and whether on anything else that has a gradient."""
+    """Whether tensors depend on gated draws, and whether on other tensors with a gradient."""
     doors = {value.grad_fn for value in gates.values.values()}
     gated = other = False
     for node in nodes(tensors, doors):

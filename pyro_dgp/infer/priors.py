@@ -1,8 +1,8 @@
-r"""The way by which a gradient reaches the parameters of a prior, if it is to come through a draw.
+r"""Gradients of the parameters of a prior through draws, in place of the prior's score.
 
-The ordinary gradient has the prior's score, :math:`\tilde w\, \partial_\theta \log p_\theta(z)`.
-With z = T(noise; theta), how p would have drawn it, and c = dL/dlog w, :math:`c' = \partial c /
-\partial \log w`, it has the expectation of
+The ordinary gradient has the score :math:`\tilde w\, \partial_\theta \log p_\theta(z)`. Let
+z = T(noise; theta) be the sampler of the prior, c = dL/dlog w and :math:`c' = \partial c / \partial
+\log w`. The score term has the same expectation as
 
 .. math::
     \Big( c\, \frac{\partial}{\partial z} \log \frac{q(z)}{p(z)}
@@ -31,16 +31,18 @@ __all__ = ["PriorPaths", "drawn_by"]
 
 
 class PriorPaths(Messenger):
-    """Handles a model so that it sees each local draw as one of its prior, too.
+    """A handler of the model that treats each local draw as a draw of its prior, too.
 
-    The draw z becomes z + T - T', where T and T' are z as the prior's sampler makes it, and the
-    gradient of T' is weighed like that of z on its way to the guide. Of the prior's density the
-    draws alone are left. So comes c' of d log w / dz, c - c' being that weight, to T; and the
-    derivative of log q(z) / p(z) is the difference of what z and T' have in it.
+    The draw z is replaced by z + T - T', where T and T' both equal z as a function of the prior's
+    parameters, and the gradient of T' is multiplied by the weight c - c' like that of z on its way
+    to the guide. The density of the prior is kept as a function of the draws only. So T receives c'
+    times d log w / dz, and the derivative of log q(z) / p(z) is the difference of the terms of z
+    and T'.
 
-    :param Samples samples: Drawn by the guide.
-    :param dict copies: The draws as the densities see them.
-    :param dict slopes: Derivatives of log q by its draws, parameters and other draws held fixed.
+    :param Samples samples: The samples drawn by the guide.
+    :param dict copies: The draws as the densities are given them, by site.
+    :param dict slopes: Derivatives of log q by its draws, by site, with parameters and other draws
+        held fixed.
     """
 
     def __init__(
@@ -48,7 +50,7 @@ class PriorPaths(Messenger):
     ) -> None:
         super().__init__()
         self.samples, self.copies, self.slopes = samples, copies, slopes
-        #: What stands in place of a local site's log p.
+        #: Terms that replace log p of local sites, by site.
         self.terms: dict[str, Tensor] = {}
         self._doors = {copy.grad_fn for copy in copies.values()}
         self._guides = _drawn_by_their_density(samples)
@@ -67,7 +69,7 @@ class PriorPaths(Messenger):
                 f"The prior of the local site '{name}' has parameters, and how it draws is not "
                 f"known ({error}); use DRegIWELBO."
             ) from error
-        # T is to be a function of parameters, not of other draws.
+        # T must be a function of parameters, not of other draws.
         if not path.requires_grad or not self._doors.isdisjoint(nodes([path], self._doors)):
             return
         if bool(z.isfinite().all()) and not bool(path.isfinite().all()):
@@ -87,7 +89,7 @@ class PriorPaths(Messenger):
 
 
 def _drawn_by_their_density(samples: Samples) -> set[str]:
-    """The local draws of which log q is the log density, and that no point of the guide reads."""
+    """Local draws whose log q is their log density, and on which no Delta of the guide depends."""
     sites, roles, gates = samples.sites, samples.roles, samples.gates
     points = {name: site for name, site in sites.items() if not is_drawn(site)}
     if any(s["is_observed"] for s in points.values()):
@@ -108,13 +110,13 @@ def _is_plain(site: Site, roles: Roles) -> bool:
 
 @singledispatch
 def drawn_by(fn: torch.distributions.Distribution, value: Tensor) -> Tensor:
-    """A value, as the sampler of a distribution makes it of the distribution's parameters.
+    """A value as a function of the parameters of a distribution, by the distribution's sampler.
 
-    :param fn: A distribution.
-    :param torch.Tensor value: Of the shape of a sample; its own graph is left out.
-    :returns: Equal to ``value`` up to rounding. Its derivatives by the parameters are those of a
-        sample, with the noise held fixed that would have made this value.
-    :raises NotImplementedError: If the distribution is not known.
+    :param fn: The distribution.
+    :param torch.Tensor value: A value in the shape of a sample; its own graph is ignored.
+    :returns: A tensor equal to ``value`` up to rounding. Its derivatives by the parameters are
+        those of a sample, with the noise that would have produced this value held fixed.
+    :raises NotImplementedError: If the sampler of the distribution is not known.
     """
     if any(x.requires_grad for x in tensors_of(fn)):
         raise NotImplementedError(type(fn).__name__)

@@ -11,7 +11,7 @@ __all__ = ["random_state", "same_random_state", "set_random_state", "untouched_r
 
 
 def random_state() -> dict:
-    """Their state, for :func:`set_random_state`."""
+    """The states of all generators, for :func:`set_random_state`."""
     state = get_rng_state()
     if torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state_all()
@@ -19,14 +19,14 @@ def random_state() -> dict:
 
 
 def set_random_state(state: dict) -> None:
-    """Puts them back into a state that :func:`random_state` gave."""
+    """Restores the states that :func:`random_state` returned."""
     set_rng_state(state)
     if "cuda" in state:
         torch.cuda.set_rng_state_all(state["cuda"][: torch.cuda.device_count()])
 
 
 def same_random_state(one: dict, other: dict) -> bool:
-    """Whether nothing has been drawn between the two."""
+    """Whether two states are equal, so nothing has been drawn between them."""
     pairs = [(one["torch"], other["torch"]), *zip(one["numpy"], other["numpy"], strict=True)]
     pairs += zip(one.get("cuda", ()), other.get("cuda", ()), strict=False)
     same = all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in pairs)
@@ -35,7 +35,7 @@ def same_random_state(one: dict, other: dict) -> bool:
 
 @contextmanager
 def untouched_random_state() -> Iterator[None]:
-    """Whatever is drawn inside, the state afterwards is that before."""
+    """Restores the state at the end, whatever is drawn inside."""
     state = random_state()
     try:
         yield

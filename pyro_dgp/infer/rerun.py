@@ -1,4 +1,4 @@
-"""A model and guide once more, with the same random numbers and other draws."""
+"""Further runs of a model and guide, with the same random numbers and other draws."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -12,24 +12,24 @@ from pyro_dgp.infer.sites import is_drawn, random_sites
 
 __all__ = ["Rerun", "differs", "equal"]
 
-# How much further away every other draw lies than the guide has it.
+# Factor by which distant draws are moved away from the original ones.
 _WIDER = 4.0
-# Rounding, relative to a density, where a row's may depend on how many others there are.
+# Relative rounding error of a density, which may depend on the number of rows.
 _ROUNDING = 1e-6
 
 
 class Rerun(NamedTuple):
-    """Runs of the model and guide that has been looked at, with the same random numbers.
+    """Runs of the model and guide with the same random numbers.
 
-    :param with_draws: Traces of both with other values at some sites.
-    :param other_draws: A run of the guide by a seed.
+    :param with_draws: A function from values of some sites to the traces of model and guide.
+    :param other_draws: A function from a seed to a trace of the guide.
     """
 
     with_draws: Callable[[dict[str, Tensor]], tuple[Trace, Trace]]
     other_draws: Callable[[int], Trace]
 
     def others(self, guide_trace: Trace, seed: int) -> dict[str, Tensor]:
-        """Other draws, every other time further away."""
+        """Other draws by a seed; distant ones for odd seeds."""
         fresh, values = random_sites(self.other_draws(seed)), {}
         for name, site in random_sites(guide_trace).items():
             if not is_drawn(site) or name not in fresh:
@@ -54,6 +54,7 @@ def _is_real(fn: Distribution) -> bool:
 
 
 def equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two densities are equal up to rounding."""
     return one.shape == other.shape and not bool(differs(one, other).any())
 
 

@@ -1,4 +1,4 @@
-"""What role each site has: drawn K times within the weights, or once outside of them."""
+"""The role of each site: drawn K times within the weights, or once outside of them."""
 
 import math
 from collections.abc import Iterable
@@ -36,18 +36,19 @@ class Role(Enum):
 class Roles:
     """The roles of the sites of a model and guide.
 
-    :param frozenset plates: Names of the plates that carry the importance weights: those common to
-        every observed site that reads a local draw and to every latent site in a plate of one.
-    :param bool joint: No site stands in a plate: there is one weight.
-    :param int nesting: Dimensions that plates take; samples are the next one to their left.
+    :param frozenset plates: Names of the plates of the importance weights: those common to all
+        observed sites that depend on a local draw, and to all latent sites that share a plate with
+        one of these.
+    :param bool joint: Whether no site is in a plate, so that there is one weight.
+    :param int nesting: Number of dimensions of plates; samples are in the next one to their left.
     :param frozenset once: Latent sites that would be local by their plates, but are drawn once:
-        those marked with ``infer={"shared": True}`` and those whose draw no observation reads.
-    :param frozenset free: Observed sites that read no local draw, which may stand in any plates.
-    :param bool scored: Local sites need no reparameterisation.
-    :param frozenset averaged: Latent sites that are not local, but of which each of M estimates
-        needs a draw of its own: something depends on it.
-    :param bool sets_together: Several estimates may be drawn in one run: model and guide broadcast
-        over draws of those sites.
+        those marked with ``infer={"shared": True}`` and those on whose draw no observation depends.
+    :param frozenset free: Observed sites that depend on no local draw; they may be in any plates.
+    :param bool scored: Whether local sites need no reparameterisation.
+    :param frozenset averaged: Latent sites that are not local, but on which other terms depend, so
+        that each of the M estimates needs its own draw of them.
+    :param bool sets_together: Whether several estimates may be drawn in one run, as model and guide
+        broadcast over draws of those sites.
     """
 
     plates: frozenset[str]
@@ -60,7 +61,7 @@ class Roles:
     sets_together: bool = True
     #: All sites of model (0) and guide (1) when the roles were found, and whether a mask hid them.
     hidden: dict[tuple[int, str], bool] = field(default_factory=dict, compare=False, repr=False)
-    #: The plates' frames of all sites when last looked at.
+    #: The frames of the plates of all sites, as last seen.
     _places: dict = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
@@ -74,9 +75,11 @@ class Roles:
     ) -> "Roles":
         """Finds the weight plates from traces and refuses structures that have none.
 
-        :param once: See above.
-        :param free: See above.
-        :param scored: See above.
+        :param Trace model_trace: A run of the model.
+        :param Trace guide_trace: A run of the guide.
+        :param frozenset once: Latent sites to be drawn once, see :class:`Roles`.
+        :param frozenset free: Observed sites that may be in any plates, see :class:`Roles`.
+        :param bool scored: Whether local sites need no reparameterisation.
         :raises NotImplementedError: If the plates of observed and local sites have none in common,
             a plate inside the weights subsamples, model and guide put a site into different plates,
             or a guide site is not reparameterised; see also :func:`check_sites`.
@@ -102,7 +105,7 @@ class Roles:
         return found
 
     def role(self, site: Site) -> Role:
-        """The role of a site, or of the message of one."""
+        """The role of a site of a trace, or of a message."""
         names = {frame.name for frame in site["cond_indep_stack"]}
         inside = self.joint or (bool(self.plates) and self.plates <= names)
         if inside and site["name"] not in self.once:
@@ -110,16 +113,17 @@ class Roles:
         return Role.SHARED if inside and not self.joint else Role.GLOBAL
 
     def is_local(self, site: Site) -> bool:
+        """Whether a site is in the weights."""
         return self.role(site) is Role.LOCAL
 
     def hold(self, model_trace: Trace, guide_trace: Trace) -> bool:
-        """Whether these are the roles in another run, too; refuses what :meth:`of` refuses."""
+        """Whether these roles also apply to another run; refuses what :meth:`of` refuses."""
         sites = [
             ((i, name), site)
             for i, trace in enumerate((model_trace, guide_trace))
             for name, site in random_sites(trace).items()
         ]
-        # What a site reads that a mask had hidden, has not been seen.
+        # Dependences of a site that was masked have not been seen.
         if any(self.hidden.get(key) and s["mask"] is not False for key, s in sites):
             return False
         places = {
@@ -129,7 +133,7 @@ class Roles:
         if places != self._places:
             if max_plate_nesting((model_trace, guide_trace)) > self.nesting:
                 return False
-            # Nor how data depend on each other where there was one.
+            # With a single datum, dependences between data have not been seen either.
             if any(
                 old[:3] != new[:3] and old[2] == 1
                 for key, frames in places.items()
@@ -144,13 +148,13 @@ class Roles:
         return True
 
     def local(self, trace: Trace) -> dict[str, Site]:
-        """The random sites of a trace that belong into the weights."""
+        """The random sites of a trace that are in the weights."""
         return {name: site for name, site in random_sites(trace).items() if self.is_local(site)}
 
     def group(self, site: Site) -> tuple:
-        """Which iterations of sequential weight plates a local site stands in.
+        """The iterations of sequential weight plates in which a local site is.
 
-        Sites of one group have a tensor of weights in common: all of them, without such plates.
+        Sites of one group share a tensor of weights; without sequential plates there is one group.
         """
         frames = plates_of(site)
         return tuple(
@@ -205,7 +209,7 @@ def _place(frame: CondIndepStackFrame) -> tuple:
 
 
 def _iteration(frame: CondIndepStackFrame) -> int:
-    # The counter goes on where a plate is gone through again.
+    # The counter continues if a plate is iterated over again.
     return (frame.counter - 1) % frame.size
 
 
@@ -226,10 +230,10 @@ def _refuse_subsampling(roles: Roles, name: str, site: Site) -> None:
 def check_sites(
     model_sites: dict[str, Site], guide_sites: dict[str, Site]
 ) -> tuple[dict[str, Site], dict[str, Site]]:
-    """The observed sites and the latent ones by name, those that only the guide has among them.
+    """The observed sites and the latent ones by name, including those of the guide only.
 
     :raises ValueError: If no site is observed or a latent site is missing in the guide.
-    :raises NotImplementedError: If a site is enumerated, or an observed site stands in the guide.
+    :raises NotImplementedError: If a site is enumerated, or an observed site is in the guide.
     """
     for name, site in [*model_sites.items(), *guide_sites.items()]:
         if site["infer"].get("enumerate"):
@@ -257,7 +261,7 @@ def check_sites(
 
 
 def _common_plates(observed: dict[str, frozenset], latent: dict[str, frozenset]) -> frozenset[str]:
-    """The plates that carry the weights, from those of sites by name."""
+    """The plates of the weights, from the plates of each site."""
     seen = frozenset().union(*observed.values())
     beside: Iterable[str] = [name for name, plates in latent.items() if plates & seen]
     common = frozenset.intersection(*observed.values(), *(latent[name] for name in beside))

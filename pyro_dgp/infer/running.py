@@ -28,15 +28,15 @@ _NOT_OF_BROADCASTING = (
 
 
 class NewStructure(Exception):
-    """The sites' plates are not those of the run before."""
+    """The plates of the sites differ from those of the previous run."""
 
 
 def chunks(num_sets: int, num_samples: int, most: int) -> list[slice]:
-    """Samples by runs, each of whole sets or of a part of one.
+    """The samples of each run, which are either whole sets or a part of one set.
 
-    :param int num_sets: Of equally many samples each.
-    :param int num_samples: Of all sets.
-    :param most: Samples that a run may have.
+    :param int num_sets: Number of sets, of equally many samples.
+    :param int num_samples: Number of samples in all sets.
+    :param int most: Largest number of samples per run.
     """
     set_size, most = num_samples // num_sets, min(most, num_samples)
     if most >= set_size:
@@ -49,16 +49,21 @@ def chunks(num_sets: int, num_samples: int, most: int) -> list[slice]:
 
 @dataclass
 class Runs:
-    """Draws of some of the samples at a time, which belong together.
+    """Runs of model and guide that together draw all samples.
 
-    All runs have one minibatch, and those that have a part of a set of samples have the set's draws
-    of the sites that are not local.
+    All runs use the same minibatch, and runs of parts of one set use the same draws of the sites
+    that are not local.
 
-    :param Roles roles: Of the sites of model and guide.
-    :param Estimator estimator: Says what the model sees of the draws.
+    :param model: The model.
+    :param guide: The guide.
+    :param tuple args: Arguments of model and guide.
+    :param dict kwargs: Keyword arguments of model and guide.
+    :param Roles roles: The roles of the sites of model and guide.
+    :param Estimator estimator: The gradient estimator.
     :param int num_sets: Number of draws of the sites that are not local.
-    :param int set_size: Samples that have such a draw in common.
-    :param bool vectorized: Samples of a run stand in a dimension left of the plates.
+    :param int set_size: Number of samples that share such a draw.
+    :param bool vectorized: Whether the samples of a run are in a dimension left of the plates.
+    :param Trace subsamples: Sites that hold the minibatch, after the first run.
     """
 
     model: Callable
@@ -71,12 +76,12 @@ class Runs:
     set_size: int
     vectorized: bool
     subsamples: Trace = field(default_factory=Trace)
-    #: Traces of the sites that are not local, by number of the set.
+    #: Traces of the sites that are not local, by the number of the set.
     others: dict[int, Trace] = field(default_factory=dict)
 
     def __call__(self, rows: slice) -> Samples:
         """
-        :param slice rows: Which samples: some sets of them, or a part of one.
+        :param slice rows: The samples to draw: some sets of them, or a part of one set.
         """
         roles, size, key = self.roles, rows.stop - rows.start, rows.start // self.set_size
         sets = -(-size // self.set_size)
@@ -125,7 +130,7 @@ class Runs:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Errors of a model that runs by itself, but not with samples to the left of its plates."""
+        """Explains errors of a model that runs, but not with samples left of its plates."""
         try:
             yield
         except (RuntimeError, ValueError, IndexError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""Some of the M K samples of every datum: how they are drawn, and what their densities give."""
+"""Samples of a run: how they are drawn, and their contribution to the bound."""
 
 from functools import partial
 from typing import NamedTuple
@@ -21,12 +21,12 @@ Terms = list[tuple[tuple, Tensor]]
 
 
 class SamplePlate(PlateMessenger):
-    """A plate of importance samples, left of all others, that local sites stand in.
+    """A plate of importance samples, to the left of all others, for the local sites.
 
-    Other sites have one draw for all samples of a set; where there are several sets, those that
-    something depends on stand here, too, with equal values within a set.
+    Other sites have one draw for all samples of a set. If there are several sets, those on which
+    other terms depend are in this plate, too, with equal values within a set.
 
-    :param Roles roles: Says which sites are local.
+    :param Roles roles: The roles of the sites.
     :param int size: Number of samples.
     :param int num_sets: Number of sets, of equally many samples each.
     """
@@ -44,6 +44,7 @@ class SamplePlate(PlateMessenger):
                 self._draw_by_set(msg)
 
     def _draw_by_set(self, msg: Message) -> None:
+        """Draws one value per set, and repeats it for the samples of the set."""
         default_process_message(msg)
         value, K = msg.get("value"), self.size // self.num_sets
         if value is not None:
@@ -57,21 +58,21 @@ class SamplePlate(PlateMessenger):
 
 
 def is_collision(error: Exception) -> bool:
-    """Whether a plate of the model has reached into the dimension of the samples."""
+    """Whether the error is that a plate of the model uses the dimension of the samples."""
     return SAMPLES in str(error) and "collide" in str(error)
 
 
 class _PathWeights:
-    """What the gradient of a local draw is multiplied by between the densities and the sampler.
+    """Factors of the gradient of local draws between the densities and the sampler.
 
-    Knows no tensor of the graph that it is hooked into, which could not be freed otherwise.
+    Holds no tensor of the graph in which its hooks are, as that graph could not be freed then.
     """
 
     coefficients: Coefficients
     columns: dict[tuple, tuple[slice, torch.Size]]
 
     def weigh(self, site: "_Site", gradient: Tensor) -> Tensor:
-        """The gradient by a draw, as the densities have it, made into the one for the sampler."""
+        """The gradient for the sampler, from the one by the densities' copy of the draw."""
         columns, shape = self.columns[site.group]
         batch_dim = gradient.dim() - site.event_dim
 
@@ -94,12 +95,12 @@ class _PathWeights:
                 "doubly reparameterised gradient is known. Mask the model's sites as the guide's, "
                 "or use PartiallyCollapsedIWELBO."
             )
-        # A draw that the guide masks has no score that would count.
+        # A draw that is masked in the guide has no score.
         return weighed(site.doubly).where(site.shown, weighed(0.0))
 
 
 class _Site(NamedTuple):
-    """What weighing the gradient of a local draw needs to know of its site."""
+    """Data of a site that are needed to weigh the gradient of its draw."""
 
     name: str
     group: tuple
@@ -110,16 +111,16 @@ class _Site(NamedTuple):
 
 
 class Samples:
-    """Some of the M K samples: the draws of one run of the guide, then their densities.
+    """Some of the M K samples: the draws of one run of the guide, and then their densities.
 
-    :param slice rows: Which of the samples.
-    :param torch.Tensor log_p: [samples, number of data], the model's part of log w.
-    :param torch.Tensor log_q: [samples, number of data], the guide's part.
-    :param torch.Tensor log_scored: That part of log q whose draws have no gradient; None if all
-        have.
-    :param torch.Tensor outside: The bound's part outside the logarithms, 0 where another run's
-        draws of these sites are used.
-    :param float scale: N/B.
+    :param slice rows: Indices of the samples.
+    :param torch.Tensor log_p: The model's part of log w, [samples, number of data].
+    :param torch.Tensor log_q: The guide's part of log w, [samples, number of data].
+    :param torch.Tensor log_scored: The part of log q whose draws have no gradient, [samples, number
+        of data]; None if all have one.
+    :param torch.Tensor outside: The part of the bound outside the logarithms; 0 where these sites
+        have the draws of another run.
+    :param float scale: Scale N/B of the minibatch.
     """
 
     log_p: Tensor
@@ -141,11 +142,13 @@ class Samples:
         hidden_is_unused: bool = False,
         value: Tensor | None = None,
     ) -> Tensor:
-        """A local draw as the densities see it: its gradient is weighed on its way here.
+        """A copy of a local draw for the densities; its gradient is weighed on its way back.
 
-        :param doubly: See :meth:`~pyro_dgp.infer.bounds.Coefficients.guide`.
-        :param bool hidden_is_unused: What the guide masks of it must have no gradient.
-        :param torch.Tensor value: The draw, if with another graph than the guide's.
+        :param str name: Name of the site.
+        :param doubly: 1 for the doubly reparameterised gradient and 0 for the ordinary one; see
+            :meth:`~pyro_dgp.infer.bounds.Coefficients.guide`.
+        :param bool hidden_is_unused: Whether masked elements must have no gradient.
+        :param torch.Tensor value: The draw with another graph; None for the guide's.
         """
         site = self.sites[name]
         group, event_dim = self.roles.group(site), site["fn"].event_dim
@@ -154,7 +157,7 @@ class Samples:
         return weighted_copy(value, partial(self.path_weights.weigh, weighed))
 
     def set_densities(self, log_p: Terms, log_q: Terms, scored: Terms) -> None:
-        """Sums the terms by group; the groups' data stand side by side."""
+        """Sums the terms of each group; the data of all groups are concatenated."""
         num_samples = self.rows.stop - self.rows.start
         lists = (log_p, log_q, scored) if scored else (log_p, log_q)
         sums: list[dict[tuple, Tensor]] = [{} for _ in lists]
@@ -179,16 +182,16 @@ class Samples:
 
     @property
     def columns(self) -> dict[tuple, tuple[slice, torch.Size]]:
-        """Which data are a group's, and the shape of its plates."""
+        """The columns of each group's data, and the shape of its plates."""
         return self.path_weights.columns
 
     @property
     def weights(self) -> tuple[Tensor, Tensor]:
-        """log w, [samples, number of data], and what is outside, without their graphs."""
+        """log w, [samples, number of data], and the outside part, without their graphs."""
         return (self.log_p - self.log_q).detach(), self.outside.detach()
 
     def surrogate(self, coefficients: Coefficients) -> Tensor:
-        """A scalar with the bound's gradient, as far as it comes through these samples."""
+        """A scalar whose gradient is that of the bound through these samples."""
         coefficients = self.path_weights.coefficients = coefficients.map(lambda x: x[self.rows])
         local: Tensor | float = 0.0
         terms = [(coefficients.model, self.log_p), (-coefficients.guide(), self.log_q)]

@@ -1,4 +1,4 @@
-"""Reading traces: which sites are random, in which plates, with which density and mask."""
+"""Sites of traces: which are random, and their plates, densities and masks."""
 
 from collections.abc import Iterable
 from typing import Any, TypedDict, TypeGuard
@@ -42,7 +42,7 @@ SAMPLES = "_importance_samples"
 class Site(TypedDict):
     """A node of a trace, or a message, of a sample site with a density.
 
-    Pyro's ``Message``, which is that of any effect, says of no key that it is there.
+    Pyro's ``Message`` is that of any effect, and guarantees none of these keys.
     """
 
     name: str
@@ -84,24 +84,24 @@ def is_random(site: Message) -> TypeGuard[Site]:
 
 
 def is_drawn(site: Site) -> bool:
-    """Whether a random site of the guide is a draw, not a point or a factor."""
+    """Whether a random site of the guide is a draw, and not a Delta or a factor."""
     return not site["is_observed"] and delta(site["fn"]) is None
 
 
 def is_reparameterised(site: Site) -> bool:
-    """Whether a guide's draw, or the draws of a factor of it, have gradients."""
+    """Whether a draw of the guide, or the draws that a factor depends on, have gradients."""
     return site["fn"].has_rsample or (site["is_observed"] and not isinstance(site["fn"], Unit))
 
 
 def tensors_of(fn: Distribution) -> list[Tensor]:
-    """The tensors that a distribution is made of."""
+    """The tensors that are attributes of a distribution."""
     while (base := _base(fn)) is not None:
         fn = base
     return [x for x in vars(fn).values() if isinstance(x, Tensor)]
 
 
 def delta(fn: Distribution) -> Delta | None:
-    """The Delta that a distribution is, be it in an ``Independent`` or masked."""
+    """The Delta that a distribution is, also inside an ``Independent`` or masked; else None."""
     while not isinstance(fn, Delta) and (base := _base(fn)) is not None:
         fn = base
     return fn if isinstance(fn, Delta) else None
@@ -113,15 +113,15 @@ def _base(fn: Distribution) -> Distribution | None:
 
 
 def plates_of(site: Site) -> dict[str, CondIndepStackFrame]:
-    """The frames of a site's plates by name, without that of importance samples."""
+    """The frames of the plates of a site by name, without that of importance samples."""
     return {frame.name: frame for frame in site["cond_indep_stack"] if frame.name != SAMPLES}
 
 
 def log_prob(site: Site, value: Tensor) -> Tensor:
-    """A site's log density, neither scaled nor masked, with a gradient that masks can zero.
+    """The log density of a site, neither scaled nor masked, with a finite gradient where masked.
 
-    What a mask hides of an observation, NaN perhaps, gives way to a value of the support: its
-    density is multiplied by zero, and in backward 0 * NaN would be NaN.
+    Masked elements of an observation, which may be NaN, are replaced by a value of the support:
+    their density is multiplied by 0, but in the backward pass 0 * NaN would be NaN.
     """
     fn = site["fn"]
     if site["mask"] is False:
@@ -171,16 +171,16 @@ def _supported(fn: Distribution, value: Tensor) -> Tensor:
         while isinstance(support, constraints.independent):
             support = support.base_constraint
         if support is not constraints.real:
-            # No draw that a run without missing values would not take.
+            # The random state must not depend on whether values are missing.
             with untouched_random_state():
                 return fn.sample().to(value)
-    except NotImplementedError:  # A distribution of the user's that does not tell.
+    except NotImplementedError:  # A distribution without a support.
         pass
     return torch.zeros_like(value)
 
 
 def is_masked(fn: Distribution) -> bool:
-    """Whether a distribution hides elements by itself."""
+    """Whether a distribution masks elements by itself."""
     while not isinstance(fn, MaskedDistribution) and (base := _base(fn)) is not None:
         fn = base
     return isinstance(fn, MaskedDistribution)
@@ -195,7 +195,7 @@ def with_values(trace: Trace, values: dict[str, Tensor]) -> Trace:
 
 
 def without_points(trace: Trace) -> Trace:
-    """A guide's trace to replay against with other draws: points are made of those anew."""
+    """A trace of the guide to replay with other draws; its Deltas are computed again from these."""
     new = trace.copy()
     for name, site in random_sites(trace).items():
         if not is_drawn(site):

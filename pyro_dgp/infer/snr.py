@@ -34,23 +34,25 @@ from pyro_dgp.infer.random_state import untouched_random_state
 
 __all__ = ["SNRProfile", "SNRProfiler"]
 
-#: Parts of the draws whose moments are kept apart, for the jackknife.
+#: Number of blocks of draws with separate moments, for the jackknife.
 _BLOCKS = 10
-#: Samples that a batch of draws holds unless told otherwise.
+#: Number of samples per batch of draws by default.
 _SAMPLES = 10_000
 
 
 @dataclass(frozen=True)
 class SNRProfile:
-    """Moments of a gradient's draws, for each parameter, and the signal-to-noise ratios.
+    """Moments of gradient draws, for each parameter, and signal-to-noise ratios.
 
     Dictionaries have the parameters' names in Pyro's param store as keys, and tensors of the
-    (unconstrained) parameters' shapes as values. An entry with the same gradient in every draw has
-    the ratio infinity, or 0 if it has no gradient; :attr:`num_constant` counts both, and
+    shapes of the (unconstrained) parameters as values. An entry with the same gradient in every
+    draw has the ratio infinity, or 0 if it has no gradient; :attr:`num_constant` counts both, and
     :meth:`mean_snr` leaves them out.
 
-    :param int num_draws: Q.
-    :param dict draws: The draws themselves [Q, ...], if they were asked for.
+    :param int num_draws: Number Q of draws.
+    :param dict blocks: Moments of each block of draws, by parameter.
+    :param dict draws: The draws themselves, [Q, ...], by parameter; None unless they were kept.
+    :param frozenset batched: Names of the parameters whose gradients were drawn in batches.
     """
 
     num_draws: int
@@ -76,7 +78,7 @@ class SNRProfile:
 
     @property
     def squared_snr(self) -> dict[str, Tensor]:
-        """SNR squared, less the bias; negative where there is less signal than noise suggests."""
+        """The squared ratio without bias; negative where the plain one is below its noise level."""
         return self._by_site(lambda moments: moments.squared_snr)
 
     @property
@@ -91,20 +93,20 @@ class SNRProfile:
 
     @property
     def floor(self) -> float:
-        """What :attr:`snr` is on average where there is no signal at all: sqrt(2 / (pi Q))."""
+        """The mean of :attr:`snr` where there is no signal: sqrt(2 / (pi Q))."""
         return math.sqrt(2 / (math.pi * self.num_draws))
 
     def interval(self, level: float = 0.95) -> dict[str, tuple[Tensor, Tensor]]:
-        """Confidence intervals of :attr:`snr`, from a normal one of mean / std.
+        """Confidence intervals of :attr:`snr`, from the normal approximation of mean / std.
 
-        :param float level: Their coverage, for many draws.
+        :param float level: Nominal coverage of the intervals.
         """
         if not 0 < level < 1:
             raise ValueError(f"level must be between 0 and 1, but it is {level}.")
         z = Normal(0.0, 1.0).icdf(torch.tensor(0.5 + level / 2, dtype=torch.float64)).item()
 
         def ends(moments: Moments) -> tuple[Tensor, Tensor]:
-            # Of the signed ratio; where that may be 0, from 0 to the farther end.
+            # An interval of the signed ratio; where that contains 0, the lower end is 0.
             low, high = (moments.snr + sign * z * moments.snr_error for sign in (-1, 1))
             return low.clamp(min=0), high
 
@@ -114,8 +116,8 @@ class SNRProfile:
         """The paper's statistic: the mean of :attr:`snr` over all entries of some parameters.
 
         :param sites: Names of parameters; None for all.
-        :param bool debiased: The root of the mean of :attr:`squared_snr` instead (0 if that is
-            negative).
+        :param bool debiased: Whether to return the root of the mean of :attr:`squared_snr` instead
+            (0 if that mean is negative).
         """
         return self._pooled(sites, debiased)[0]
 
@@ -141,7 +143,7 @@ class SNRProfile:
 
     @cached_property
     def _without_block(self) -> dict[str, list[Moments]]:
-        """Moments of all blocks but one, for each that is left out."""
+        """Moments of all blocks but one, for each block left out."""
 
         def without(blocks: list[Moments]) -> list[Moments]:
             before = list(accumulate(blocks, add))
@@ -166,21 +168,21 @@ def _check_sites(names: Sequence[str], known: Iterable[str]) -> None:
 class SNRProfiler:
     """Estimates the signal-to-noise ratio of a loss's gradient, for each parameter.
 
-    Neither parameters, their ``.grad``, optimisers nor the global random state are touched, and
-    every draw sees the same minibatch. Parameters that reach the loss only through the guide's
-    local distributions (an encoder's) are drawn in batches, where the loss is one of this package;
-    the others need an evaluation for each draw (:mod:`pyro_dgp.infer.gradients`).
+    Parameters, their ``.grad``, optimisers and the global random state are left unchanged, and all
+    draws use the same minibatch. Gradients by parameters that reach the loss only through the
+    guide's local distributions (those of an encoder) are drawn in batches if the loss is one of
+    this package; all others need one evaluation per draw (:mod:`pyro_dgp.infer.gradients`).
 
-    :param model: As for :class:`~pyro.infer.SVI`.
-    :param guide: As for :class:`~pyro.infer.SVI`.
+    :param model: The model, as for :class:`~pyro.infer.SVI`.
+    :param guide: The guide, as for :class:`~pyro.infer.SVI`.
     :param ~pyro.infer.ELBO loss: Any ELBO of Pyro.
-    :param int num_draws: Q, at least 20.
+    :param int num_draws: Number Q of draws, at least 20.
     :param sites: Names of parameters in the param store; None for all.
-    :param int chunk_size: Draws in a batch; None for as many as make 10,000 samples.
-    :param int seed: Of the draws; None to start from the global random state.
-    :param bool keep_draws: Keep the draws themselves, in the CPU's memory.
-    :param bool batch: False draws everything in a loop.
-    :param bool progress: Show a progress bar.
+    :param int chunk_size: Number of draws per batch; None for as many as make 10,000 samples.
+    :param int seed: Seed of the draws; None to start from the global random state.
+    :param bool keep_draws: Whether to keep the draws themselves, in the memory of the CPU.
+    :param bool batch: Whether to draw in batches where possible; False for a loop.
+    :param bool progress: Whether to show a progress bar.
     :raises ValueError: If a number is out of range.
     """
 
@@ -206,7 +208,8 @@ class SNRProfiler:
     def run(self, *args: Any, **kwargs: Any) -> SNRProfile:
         """Draws gradients at the current parameters.
 
-        :param args: Arguments of model and guide, the minibatch among them.
+        :param args: Arguments of model and guide, such as the minibatch.
+        :param kwargs: Keyword arguments of model and guide.
         :returns: The moments of the draws.
         :raises ValueError: If a name of ``sites`` is not one of the model's or guide's parameters.
         """
@@ -238,14 +241,14 @@ class SNRProfiler:
     def _moments(
         self, chunk_size: int, draw: Callable[[int], dict[str, Tensor]]
     ) -> tuple[dict[str, list[Moments]], dict[str, Tensor]]:
-        """Moments by block, and the draws if they are to be kept."""
+        """Moments by block, and the draws if they are kept."""
         blocks: dict[str, list[Moments]] = {}
         kept: dict[str, list[Tensor]] = {}
         sizes = [len(part) for part in torch.arange(self.num_draws).tensor_split(_BLOCKS)]
         with tqdm(total=self.num_draws, disable=not self.progress, unit="draw") as bar:
             for size in sizes:
                 block: dict[str, Moments] = {}
-                # Draws of one by one are put together, for their moments' sake.
+                # Single draws are collected, as moments are updated faster for many at once.
                 waiting: list[dict[str, Tensor]] = []
                 done = 0
                 while done < size:

@@ -1,4 +1,4 @@
-"""What one run of a model and guide tells about all others."""
+"""The structure of a model and guide, found from a run of both."""
 
 import inspect
 import math
@@ -33,10 +33,13 @@ __all__ = ["Structure", "both_traces", "run_guide"]
 
 @dataclass(frozen=True)
 class Structure:
-    """The roles of a model's and a guide's sites, and whose they are.
+    """The roles of the sites of a model and guide.
 
-    :param bool has_local_draws: Whether K makes a difference.
-    :param dict options: What was asked for when it was found.
+    :param model: A weak reference to the model.
+    :param guide: A weak reference to the guide.
+    :param Roles roles: The roles of the sites.
+    :param bool has_local_draws: Whether there are local draws, so that K has an effect.
+    :param dict options: Options of :func:`~pyro_dgp.infer.dependence.find_roles` that were used.
     """
 
     model: Callable[[], Callable | None]
@@ -46,6 +49,7 @@ class Structure:
     options: dict
 
     def fits(self, model: Callable, guide: Callable, options: dict) -> bool:
+        """Whether it is the structure of this model and guide, found with these options."""
         return (self.model(), self.guide(), self.options) == (model, guide, options)
 
     @classmethod
@@ -58,12 +62,17 @@ class Structure:
         max_plate_nesting: int | float,
         options: dict,
     ) -> "Structure":
-        """Finds it by a run of both, which leaves the random number generators as they are.
+        """Finds the structure by runs of both, which leave the random number generators unchanged.
 
-        :param max_plate_nesting: Dimensions to leave to plates; infinity for those they use.
-        :param dict options: Of :func:`~pyro_dgp.infer.dependence.find_roles`.
+        :param model: The model.
+        :param guide: The guide.
+        :param tuple args: Arguments of model and guide.
+        :param dict kwargs: Keyword arguments of model and guide.
+        :param max_plate_nesting: Number of dimensions reserved for plates; infinity for those in
+            use.
+        :param dict options: Options of :func:`~pyro_dgp.infer.dependence.find_roles`.
         """
-        # A new loss must not change the draws of a training that goes on.
+        # A new loss must not change the draws of a training in progress.
         with (
             poutine.block(),
             torch.inference_mode(False),
@@ -109,10 +118,10 @@ class Structure:
 
 
 def run_guide(guide: Callable, handled: Callable, args: tuple, kwargs: dict) -> Trace:
-    """A run of ``handled``, the guide with handlers about it."""
+    """A trace of ``handled``, the guide inside of handlers."""
     trace = poutine.trace(handled).get_trace(*args, **kwargs)
     if isinstance(poutine.unwrap(guide), GuideMessenger):
-        # It draws from the guide by running the model, whose observations are none of its own.
+        # It runs the model, whose observations are not sites of the guide.
         for name, site in random_sites(trace).items():
             if site["is_observed"]:
                 trace.remove_node(name)
@@ -120,14 +129,14 @@ def run_guide(guide: Callable, handled: Callable, args: tuple, kwargs: dict) -> 
 
 
 def both_traces(model: Callable, guide: Callable, args: tuple, kwargs: dict) -> tuple[Trace, Trace]:
-    """Of one run of each, the model's and the guide's."""
+    """Traces of one run of the model and of the guide."""
     guide_trace = run_guide(guide, guide, args, kwargs)
     replay = poutine.replay(model, trace=guide_trace)
     return poutine.trace(replay).get_trace(*args, **kwargs), guide_trace
 
 
 def _weak(function: Callable) -> Callable[[], Callable | None]:
-    """A reference that does not keep a model alive."""
+    """A reference that does not keep a model in memory."""
     try:
         return weakref.WeakMethod(function) if inspect.ismethod(function) else weakref.ref(function)
     except TypeError:  # a callable with __slots__
@@ -135,7 +144,7 @@ def _weak(function: Callable) -> Callable[[], Callable | None]:
 
 
 def _check_shapes(model_trace: Trace, guide_trace: Trace) -> None:
-    """Batch dimensions left of all plates would be taken for samples."""
+    """Refuses batch dimensions left of all plates, which would be taken for samples."""
     for name, site in random_sites(guide_trace).items():
         _check_shape(guide_trace.nodes[name], torch.empty(site["fn"].batch_shape))
     for name, site in random_sites(model_trace).items():

@@ -25,18 +25,18 @@ __all__ = ["SNRPoint", "SNRSweep", "snr_sweep"]
 class SNRPoint:
     """The signal-to-noise ratio of some parameters' gradient in one setting.
 
-    :param str estimator: Its name in the sweep.
-    :param int K: Importance samples.
-    :param int num_particles: M.
-    :param int batch_size: Rows of the minibatch; None for the data as they were given.
-    :param str group: The parameters' name in the sweep.
-    :param int num_draws: Q.
-    :param int seed: Of the draws.
-    :param float snr: :meth:`~pyro_dgp.infer.SNRProfile.mean_snr`.
-    :param float snr_error: Its standard error.
-    :param float debiased: The root of the mean square without bias.
-    :param float debiased_error: Its standard error.
-    :param int num_constant: Entries left out since their gradient is the same in every draw.
+    :param str estimator: Name of the estimator in the sweep.
+    :param int K: Number of importance samples.
+    :param int num_particles: Number M of sets of importance samples.
+    :param int batch_size: Number of rows of the minibatch; None for all data.
+    :param str group: Name of the group of parameters in the sweep.
+    :param int num_draws: Number Q of draws.
+    :param int seed: Seed of the draws.
+    :param float snr: Mean ratio, :meth:`~pyro_dgp.infer.SNRProfile.mean_snr`.
+    :param float snr_error: Standard error of ``snr``.
+    :param float debiased: Root of the unbiased mean of the squared ratio.
+    :param float debiased_error: Standard error of ``debiased``.
+    :param int num_constant: Number of entries left out as their gradient is the same in every draw.
     """
 
     estimator: str
@@ -57,7 +57,7 @@ class SNRPoint:
 class SNRSweep:
     """Points of a sweep, with fitted orders.
 
-    :param list points: :class:`SNRPoint`, one for each setting and group.
+    :param list points: Points of type :class:`SNRPoint`, one for each setting and group.
     """
 
     points: list[SNRPoint]
@@ -69,11 +69,12 @@ class SNRSweep:
     def slope(self, by: str = "K", **values: Any) -> tuple[float, float]:
         """The slope of log SNR in log K (or M, or B) and its standard error.
 
-        Least squares with the points' weights, of the ratio without bias; points where that is not
-        above its standard error say nothing of a logarithm and are left out.
+        The fit is by weighted least squares to the ratio without bias. Points whose ratio is not
+        above its standard error are left out, as their logarithm is not determined.
 
-        :param str by: "K", "num_particles" or "batch_size".
-        :param values: Of the other attributes, such as ``estimator`` and ``group``.
+        :param str by: The attribute on which the ratio depends: "K", "num_particles" or
+            "batch_size".
+        :param values: Values of the other attributes, such as ``estimator`` and ``group``.
         :raises ValueError: If fewer than two points are left.
         """
         points = [p for p in self.select(**values) if p.debiased > p.debiased_error]
@@ -91,7 +92,10 @@ class SNRSweep:
         return float((weight * x * y).sum() / precision), float(precision**-0.5)
 
     def advice(self, **values: Any) -> str:
-        """Up to which K more samples help the signal-to-noise ratio, in words."""
+        """Up to which K more samples increase the signal-to-noise ratio, as a sentence.
+
+        :param values: Values of the other attributes, such as ``estimator`` and ``group``.
+        """
         points = sorted(self.select(**values), key=lambda p: p.K)
         if len(points) < 2:
             raise ValueError(f"There are not two points for {values} to compare.")
@@ -143,20 +147,21 @@ def snr_sweep(
 ) -> SNRSweep:
     """Profiles the gradient in every combination of settings.
 
-    :param model: As for :class:`~pyro.infer.SVI`.
-    :param guide: As for :class:`~pyro.infer.SVI`.
-    :param tuple args: Their arguments, tensors with the data as rows.
+    :param model: The model, as for :class:`~pyro.infer.SVI`.
+    :param guide: The guide, as for :class:`~pyro.infer.SVI`.
+    :param tuple args: Arguments of model and guide, tensors with the data as rows.
     :param estimators: Losses by name, called with ``K`` and ``num_particles``.
     :param K: Numbers of importance samples.
     :param num_particles: Numbers M of estimates to average.
-    :param batch_sizes: Minibatches, the first rows of ``args``; None for all.
-    :param groups: Names of parameters by the name of their group; None for each on its own.
-    :param int num_draws: Q.
-    :param int seed: Of every profile.
-    :param path: JSON file that gets the points as they come. Those it has already are taken from
-        there, so that an interrupted sweep goes on; it must be of the same model, data, estimators
-        and groups.
-    :param bool progress: Show a progress bar.
+    :param batch_sizes: Sizes of minibatches, which are the first rows of ``args``; None for all
+        rows.
+    :param groups: Names of parameters by the name of their group; None for one group per parameter.
+    :param int num_draws: Number Q of draws.
+    :param int seed: Seed of every profile.
+    :param path: JSON file to which points are written as they are computed. Points that the file
+        already has are reused, so an interrupted sweep continues; they must be of the same model,
+        data, estimators and groups.
+    :param bool progress: Whether to show a progress bar.
     :raises ValueError: If an option is out of range or a name not that of a parameter.
     """
     for name, numbers in (("K", K), ("num_particles", num_particles)):
@@ -201,7 +206,7 @@ def snr_sweep(
 
 
 def _key(point: SNRPoint) -> tuple:
-    """The setting and the group."""
+    """The setting and the group of a point."""
     values = asdict(point)
     return tuple(values[name] for name in values if name not in _RESULTS)
 

@@ -1,4 +1,4 @@
-"""fit(): a thin loop over SVI."""
+"""Training: ``fit``, a thin loop over SVI, and optimisers."""
 
 import hashlib
 import signal
@@ -46,11 +46,11 @@ class _Resumable(Protocol):
 
 @dataclass
 class TrainingHistory:
-    """What happened in :func:`fit`.
+    """The result of :func:`fit`.
 
-    :param list losses: The loss (negative bound) of every step, those before a checkpoint included.
-    :param float seconds: Wall-clock time of the loop, likewise.
-    :param bool interrupted: Whether Ctrl-C was pressed.
+    :param list losses: Loss (negative bound) per step, including those before a checkpoint.
+    :param float seconds: Wall-clock time of the loop, including the time before a checkpoint.
+    :param bool interrupted: Whether training ended by Ctrl-C.
     :param bool stopped: Whether the callback ended training.
     """
 
@@ -63,18 +63,24 @@ class TrainingHistory:
 def paper_optimizer(
     lr: float = 0.005, decay: float = 0.98, decay_steps: int = 1000
 ) -> PyroLRScheduler:
-    """Adam with the paper's schedule: the learning rate times ``decay`` every ``decay_steps``."""
+    """Adam with the paper's schedule.
+
+    :param float lr: Initial learning rate.
+    :param float decay: Factor of the learning rate every ``decay_steps`` steps.
+    :param int decay_steps: Number of steps between two decays.
+    """
     return ScheduledAdam(StepLR, {"lr": lr}, step_size=decay_steps, gamma=decay)
 
 
 def annealed_adam(lr: float, num_steps: int) -> PyroLRScheduler:
-    """Adam for few steps: its learning rate falls to 0 along half a cosine.
+    """Adam for short runs: the learning rate falls to 0 along half a cosine.
 
     :param float lr: Learning rate of the first step.
-    :param int num_steps: Steps until it is 0.
+    :param int num_steps: Number of steps until the learning rate is 0.
     """
-    # The first gradients, of a narrow q(u) and a small noise variance, are thousands of times the
-    # later ones. Squares remembered for 1000 steps, as is usual, would hold the parameters back.
+    # The first gradients, with a narrow q(u) and a small noise variance, are thousands of times
+    # larger than later ones. A memory of 1000 steps for their squares, as is usual, would make
+    # steps too small.
     adam = {"lr": lr, "betas": (0.9, 0.99)}
     return ScheduledAdam(CosineAnnealingLR, adam, T_max=max(1, num_steps))
 
@@ -97,36 +103,40 @@ def fit(
 ) -> TrainingHistory:
     """Minimises ``loss`` with minibatches in a shuffled order.
 
-    :param model: Called as ``model(*batch)``.
-    :param guide: Called as ``guide(*batch)``.
-    :param ~pyro.infer.ELBO loss: For instance :class:`~pyro_dgp.infer.DRegIWELBO`.
-    :param data: Tensors with one number of rows N, for instance ``(X, y)``; or a dict of them by
-        the names of the arguments, for instance ``{"X": X, "y": y, "weight": w}``.
-    :param int num_steps: Number of gradient steps, those of a checkpoint included.
-    :param int batch_size: B, at most N is used; None for all data at every step.
-    :param optim: None for :func:`paper_optimizer`. Give the same one again, with another ``seed``,
-        to go on where a call stopped; a ``PyroLRScheduler`` is stepped after every step.
-    :param int seed: Of the order of the rows, which every call starts anew. Draws come from torch's
-        global generator, which ``pyro.set_rng_seed`` fixes.
-    :param torch.Tensor weights: How often rows are drawn, relative to one another, [N]; see
-        :func:`minibatches`. None for all alike.
-    :param bool progress: Show a progress bar.
-    :param callback: Called as ``callback(step, loss)`` after every step; True ends training. If it
-        has ``state_dict`` and ``load_state_dict``, its state goes into the checkpoint, too.
-    :param checkpoint: File that gets, now and then and at the end, what it takes to go on:
-        parameters (not the buffers of modules), optimiser, random state. If it is there, training
-        starts from it and ends with the numbers of a run that was never interrupted, to the last
-        bit on the same machine. (Losses of Pyro's own that look for plates when they are first
-        used, which takes draws, need ``max_plate_nesting`` for that; those with parameters of their
-        own, such as the baselines of ``TraceGraph_ELBO``, cannot be resumed.)
+    :param model: The model, called as ``model(*batch)``.
+    :param guide: The guide, called as ``guide(*batch)``.
+    :param ~pyro.infer.ELBO loss: The loss, for instance :class:`~pyro_dgp.infer.DRegIWELBO`.
+    :param data: Tensors with the same number of rows N, for instance ``(X, y)``; or a dict of them
+        by the names of the arguments, for instance ``{"X": X, "y": y, "weight": w}``.
+    :param int num_steps: Number of gradient steps, including those of a checkpoint.
+    :param int batch_size: Number B of rows per minibatch, at most N; None for all data.
+    :param optim: An optimiser of Pyro; None for :func:`paper_optimizer`. To continue after a call,
+        give the same one again, with another ``seed``; a ``PyroLRScheduler`` is stepped after every
+        step.
+    :param int seed: Seed of the order of the rows, which every call starts anew. Draws come from
+        torch's global generator, see ``pyro.set_rng_seed``.
+    :param torch.Tensor weights: Relative frequencies with which rows are drawn, [N]; see
+        :func:`minibatches`. None for equal frequencies.
+    :param bool progress: Whether to show a progress bar.
+    :param callback: A function called as ``callback(step, loss)`` after every step; True ends
+        training. If it has ``state_dict`` and ``load_state_dict``, its state is part of the
+        checkpoint.
+    :param checkpoint: File in which parameters (not the buffers of modules), optimiser and random
+        state are saved from time to time and at the end. If the file exists, training continues
+        from it and gives the numbers of an uninterrupted run, to the last bit on the same machine.
+        (Losses of Pyro that look for plates at their first use, which takes draws, need
+        ``max_plate_nesting`` for that; those with parameters of their own, such as the baselines of
+        ``TraceGraph_ELBO``, cannot be resumed.)
     :param float checkpoint_interval: Seconds between two checkpoints.
-    :returns: The losses and the time. Ctrl-C ends the loop after the step at hand, saves a
-        checkpoint if there is to be one, and returns what there is; a second one ends it at once,
-        without saving.
-    :raises NonFiniteError: If a loss or a gradient is not finite; no parameter has been touched by
-        that step. (Pyro itself refuses NaN in a distribution's parameters, with a ``ValueError``.)
+    :returns: The losses and the time. Ctrl-C ends the loop after the current step, saves the
+        checkpoint if there is one, and returns normally; a second Ctrl-C ends it at once, without
+        saving.
+    :raises NonFiniteError: If a loss or a gradient is not finite; that step has changed no
+        parameter. (Pyro itself refuses NaN in the parameters of a distribution, with a
+        ``ValueError``.)
     :raises ValueError: If the tensors differ in their number of rows, an option is out of range, or
-        the checkpoint is damaged, beyond ``num_steps``, or that of another model or other settings.
+        the checkpoint is damaged, has more than ``num_steps`` steps, or is of another model or
+        other settings.
     """
     if num_steps < 0:
         raise ValueError(f"num_steps must not be negative, but it is {num_steps}.")
@@ -200,19 +210,19 @@ def fit(
 
 
 def _by_name(function: Callable, names: list[str]) -> Callable:
-    """The function with arguments by position that it takes by name."""
+    """A function of positional arguments that passes them by name."""
     return lambda *values: function(**dict(zip(names, values, strict=True)))
 
 
 class _Interrupt:
-    """Inside, the first Ctrl-C only sets ``seen``; the second raises ``KeyboardInterrupt``."""
+    """A context whose first Ctrl-C sets ``seen``; the second raises ``KeyboardInterrupt``."""
 
     def __init__(self) -> None:
         self.seen = False
         self.previous = None
 
     def __enter__(self) -> "_Interrupt":
-        # Only the main thread may, and needs to, handle signals; a handler of the caller's stays.
+        # Only the main thread can handle signals; a handler installed by the caller is kept.
         mine = threading.current_thread() is threading.main_thread()
         if mine and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             self.previous = signal.signal(signal.SIGINT, self._handle)
@@ -229,7 +239,7 @@ class _Interrupt:
 
 
 def _describe(optim: PyroOptim) -> str:
-    """What kind of optimiser it is, with its numbers; functions have no such description."""
+    """The kind of optimiser with its numeric options; functions as options are left out."""
     if isinstance(optim, NaturalGradient):
         own = optim.lr, optim.decay, optim.decay_steps
         return f"NaturalGradient{own} {_describe(optim.optim)}"
@@ -246,7 +256,7 @@ def _describe(optim: PyroOptim) -> str:
 
 
 def _digest(data: Sequence[Tensor]) -> str:
-    """Tells one set of data from another."""
+    """A digest that distinguishes data sets."""
     found = hashlib.sha256()
     for tensor in data:
         found.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
@@ -255,7 +265,7 @@ def _digest(data: Sequence[Tensor]) -> str:
 
 
 def _describe_loss(loss: Loss) -> str:
-    """Its class and its numbers, but one that losses of Pyro's own find out at their first use."""
+    """The class of a loss and its numeric options, except one that Pyro sets at the first use."""
     numbers = {k: v for k, v in vars(loss).items() if isinstance(v, int | float | str)}
     numbers.pop("max_plate_nesting", None)
     return f"{type(loss).__name__} {dict(sorted(numbers.items()))}"
@@ -277,7 +287,7 @@ def _check_fits(path: str | Path, progress: dict, settings: dict, num_steps: int
 
 
 def _advance(optim: PyroOptim, loss: float) -> None:
-    """The next step of a learning rate's schedule, if there is one."""
+    """Advances the learning-rate schedule, if there is one."""
     if isinstance(optim, NaturalGradient):
         optim = optim.optim
     if isinstance(optim, PyroLRScheduler):
