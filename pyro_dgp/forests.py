@@ -1,6 +1,6 @@
-"""Regression trees as plain arrays, which a file can hold without code.
+"""Regression trees as plain arrays, which can be saved to a file that runs no code.
 
-Growing them needs scikit-learn: ``pip install 'pyro_dgp[sklearn]'``.
+Growing trees needs scikit-learn: ``pip install 'pyro_dgp[sklearn]'``.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ except ImportError as error:
 __all__ = ["Forest", "rounded_inputs"]
 
 _LARGEST = np.finfo(np.float32).max
-# Rows times trees that walk down together: many for NumPy, few for the processor's cache.
+# Rows times trees that are evaluated together: many for NumPy, few for the processor's cache.
 _BLOCK = 2**14
 # The parts of a state, and the arrays' number of dimensions.
 _DTYPES = {
@@ -37,12 +37,12 @@ _DIMS = {"roots": 1, "feature": 1, "threshold": 1, "children": 2, "value": 2}
 
 @dataclass(frozen=True, eq=False)
 class Forest:
-    """Trees whose mean predicts.
+    """Trees whose mean is the prediction.
 
-    :meth:`fitted` grows extremely randomised trees, each from a bootstrap sample of the rows: those
-    of scikit-learn's ``ExtraTreesRegressor(bootstrap=True)``. :meth:`of_boosting` holds what
-    gradient boosting has learned. Inputs are rounded to float32, as scikit-learn's trees do, so
-    that float32 thresholds part them in the same way.
+    :meth:`fitted` grows extremely randomised trees, each from a bootstrap sample of the rows: like
+    scikit-learn's ``ExtraTreesRegressor(bootstrap=True)``. :meth:`of_boosting` converts the trees
+    of gradient boosting. Inputs are rounded to float32, as in scikit-learn's trees, so that float32
+    thresholds split them in the same way.
 
     All I inner nodes of the T trees are numbered from 0 up, parents before children, and all L
     leaves from -1 down: leaf j is ``~j``. An inner node takes 16 bytes and a leaf 8 P.
@@ -50,13 +50,14 @@ class Forest:
     Sources: Geurts, Ernst and Wehenkel (2006) for the trees; Breiman (1996), "Bagging predictors"
     and "Out-of-bag estimation".
 
-    :param int num_inputs: D.
-    :param numpy.ndarray roots: The trees' first nodes, [T], int32.
-    :param numpy.ndarray feature: Which input an inner node looks at, [I], int32.
-    :param numpy.ndarray threshold: Rows up to it go to the first child, [I], float32.
-    :param numpy.ndarray children: [I, 2], int32.
-    :param numpy.ndarray value: What the leaves predict, [L, P], float64.
-    :raises ValueError: If these are not T trees.
+    :param int num_inputs: Number D of inputs.
+    :param numpy.ndarray roots: First node of each tree, [T], int32.
+    :param numpy.ndarray feature: Input that each inner node compares, [I], int32.
+    :param numpy.ndarray threshold: Largest value of that input that goes to the first child, [I],
+        float32.
+    :param numpy.ndarray children: The two children of each inner node, [I, 2], int32.
+    :param numpy.ndarray value: Predictions of the leaves, [L, P], float64.
+    :raises ValueError: If the arrays do not form T trees.
     """
 
     num_inputs: int
@@ -83,26 +84,27 @@ class Forest:
         seed: int,
         n_jobs: int = 1,
     ) -> tuple["Forest", tuple[np.ndarray, np.ndarray]]:
-        """Grows a forest, and has each row predicted by the trees that have not seen it.
+        """Grows a forest, and predicts its training rows out of bag.
 
-        A row's own target does not enter its moments. A row in the bags of all trees, rare unless
-        trees or rows are few, gets the moments of the other rows' targets.
+        The target of a row does not enter its moments. A row in the bags of all trees, which is
+        rare unless trees or rows are few, has the moments of the targets of all other rows.
 
         :param X: Inputs, [N, D].
         :param y: Targets, [N] or [N, P], of about unit variance: nodes whose variance is below
-            2e-16 are not split, and of several targets the one that varies most counts most.
-        :param int num_trees: T.
+            2e-16 are not split, and of several targets those with more variance have more
+            influence.
+        :param int num_trees: Number T of trees.
         :param int min_samples_leaf: Least number of different rows in a leaf.
-        :param int max_samples: Rows that are drawn for a tree, with replacement, at most N; None
-            for N.
-        :param sample_weight: How much a row counts within the trees, [N]; bags are drawn evenly
-            from the rows whose weight is positive.
-        :param int seed: For the same forest every time.
-        :param int n_jobs: Threads; they do not change the forest.
-        :returns: The forest, and the mean and the standard deviation over the trees that have not
-            seen the row, both [N, P]; compare :meth:`moments`.
-        :raises ValueError: If fewer than two rows count, shapes disagree, numbers are not finite,
-            or a parameter is out of range.
+        :param int max_samples: Number of rows drawn per tree, with replacement, at most N; None for
+            N.
+        :param sample_weight: Weights of the rows within the trees, [N]; bags are drawn evenly from
+            the rows whose weight is positive.
+        :param int seed: Seed; the same seed gives the same forest.
+        :param int n_jobs: Number of threads; it does not change the forest.
+        :returns: The forest, and the mean and the standard deviation over the trees for which the
+            row is out of bag, both [N, P]; compare :meth:`moments`.
+        :raises ValueError: If fewer than two rows have a positive weight, shapes disagree, numbers
+            are not finite, or a parameter is out of range.
         """
         num_trees = check_integer("num_trees", num_trees, 1)
         min_samples_leaf = check_integer("min_samples_leaf", min_samples_leaf, 1)
@@ -120,7 +122,7 @@ class Forest:
 
         def grow(tree_seed: int) -> tuple[dict, np.ndarray, np.ndarray]:
             # Drawn here: newer versions of scikit-learn's forest draw by the weights, so that rows
-            # which weigh much would be outside hardly any bag.
+            # with a large weight would be in nearly all bags.
             drawn = some[check_random_state(tree_seed).randint(0, len(some), size)]
             times = np.bincount(drawn, minlength=len(X))
             bag, rest = np.flatnonzero(times), np.flatnonzero(times == 0)
@@ -133,9 +135,10 @@ class Forest:
         seeds = check_random_state(seed).randint(np.iinfo(np.int32).max, size=num_trees)
         trees, outside = [], _Moments(y.shape)
         with ThreadPoolExecutor(n_jobs) as pool:
-            # What a thread has freed stays its own, a gigabyte for many rows.
+            # Without a thread if one is enough: threads keep freed memory, a gigabyte for many
+            # rows.
             run = map if n_jobs == 1 else pool.map
-            # As many at a time as there are threads: values wait for their turn, which is that of
+            # As many at a time as there are threads, as results wait for their turn in the order of
             # the seeds.
             for some_seeds in np.array_split(seeds, -(-num_trees // n_jobs)):
                 for tree, rows, values in run(grow, some_seeds):
@@ -144,18 +147,18 @@ class Forest:
         mean, sd = outside.mean, outside.sd()
         never = np.flatnonzero(outside.count == 0)
         if len(never):
-            place = np.searchsorted(some, never)  # only rows that count are in bags
+            place = np.searchsorted(some, never)  # only rows with a positive weight are in bags
             others = _moments_of_others(y[some], weight[some])
             mean[never], sd[never] = (moment[place] for moment in others)
         return cls(num_inputs=X.shape[1], **_joined(trees)), (mean, sd)
 
     @classmethod
     def of_boosting(cls, models: Sequence) -> "Forest":
-        """The mean of boosted models, whose trees add up, as a forest, whose trees are averaged.
+        """The mean of boosted models as a forest, whose trees are averaged and not summed.
 
-        Inputs rounded to float32 must have been what the models were fitted to.
+        The models must have been fitted to inputs rounded to float32.
 
-        :param models: Fitted ``HistGradientBoostingRegressor`` with the squared error as loss, of
+        :param models: Fitted ``HistGradientBoostingRegressor`` with the squared error as loss and
             the same inputs, none of them categorical or missing.
         """
         trees = [tree for model in models for (tree,) in model._predictors]
@@ -167,22 +170,25 @@ class Forest:
 
     @property
     def num_trees(self) -> int:
+        """Number T of trees."""
         return len(self.roots)
 
     @property
     def num_outputs(self) -> int:
+        """Number P of targets."""
         return self.value.shape[1]
 
     @property
     def nbytes(self) -> int:
+        """Memory of the arrays, in bytes."""
         return sum(getattr(self, name).nbytes for name in _DIMS)
 
     def moments(self, X: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """The mean and the standard deviation over all trees.
 
-        A row's do not depend, not even by rounding, on which other rows come with it.
+        Those of a row do not depend, not even by rounding, on the other rows.
 
-        :param X: [N, D].
+        :param X: Inputs, [N, D].
         :returns: Both [N, P].
         """
         X = self._checked(X)
@@ -193,9 +199,9 @@ class Forest:
         return over_trees.mean, over_trees.sd()
 
     def predictions(self, X: ArrayLike) -> np.ndarray:
-        """What each tree predicts.
+        """The prediction of each tree.
 
-        :param X: [N, D].
+        :param X: Inputs, [N, D].
         :returns: [T, N, P].
         """
         X = self._checked(X)
@@ -214,15 +220,15 @@ class Forest:
     @classmethod
     def from_state(cls, state: dict[str, Tensor]) -> "Forest":
         """
-        :param state: Of :meth:`state`; it is copied.
-        :raises ValueError: If it is none, or damaged; whatever passes can be walked down safely.
+        :param state: The result of :meth:`state`; it is copied.
+        :raises ValueError: If it is no such state, or damaged; evaluating the forest is safe.
         """
         if not isinstance(state, dict) or state.keys() != _DTYPES.keys():
             raise ValueError(f"The state of a forest must be a dict of {', '.join(_DTYPES)}.")
         for name, part in state.items():
             if not isinstance(part, Tensor) or part.dtype != getattr(torch, _DTYPES[name]):
                 raise ValueError(f"The state of a forest must hold {name} as {_DTYPES[name]}.")
-            # A tensor that repeats itself may be small in a file and huge as an array.
+            # An expanded tensor may be small in a file and huge as an array.
             if part.is_meta or part.layout != torch.strided or not part.is_contiguous():
                 raise ValueError(f"The state of a forest must hold all of {name}.")
         arrays = {name: part.detach().cpu().numpy().copy() for name, part in state.items()}
@@ -232,7 +238,7 @@ class Forest:
         return cls(num_inputs=int(number), **arrays)
 
     def _problem(self) -> str | None:
-        """What is wrong with the arrays."""
+        """What is wrong with the arrays; None if nothing is."""
         for name, dims in _DIMS.items():
             array = getattr(self, name)
             if array.dtype != _DTYPES[name] or array.ndim != dims:
@@ -251,12 +257,12 @@ class Forest:
         places = np.concatenate([self.roots, self.children.ravel()])
         if places.min() < -leaves or places.max() >= inner:
             return "a child does not exist"
-        # There are as many places as nodes: if none is left over, none is in two places.
+        # There are as many places as nodes: if every node has a place, none has two.
         named = np.zeros(leaves + inner, dtype=bool)
         named[places.astype(np.int64) + leaves] = True
         if not named.all():
             return "a node has two parents"
-        # Numbers grow along a way, so that it ends.
+        # Numbers increase along every path, so that it ends.
         numbers = np.arange(inner)[:, None]
         if ((self.children >= 0) & (self.children <= numbers)).any():
             return "a child comes before its parent"
@@ -269,7 +275,7 @@ class Forest:
         return X
 
     def _leaves(self, X: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
-        """Some trees, and the leaves of all rows in them, [trees, N]."""
+        """Slices of the trees, and the leaves of all rows in them, [trees, N]."""
         N, D = X.shape
         cells, children = X.ravel(), self.children.ravel()
         step = max(1, _BLOCK // max(1, N))
@@ -281,18 +287,18 @@ class Forest:
             while len(walking):
                 x = cells.take(row_start + self.feature.take(node))
                 node = children.take(2 * node.astype(np.int64) + (x > self.threshold.take(node)))
-                leaves[walking] = node  # the last one stays
+                leaves[walking] = node  # the last assignment is the leaf
                 inner = np.flatnonzero(node >= 0)
                 walking, node, row_start = (v.take(inner) for v in (walking, node, row_start))
             yield slice(first, first + len(roots)), ~leaves.reshape(len(roots), N)
 
 
 class _Moments:
-    """Means and variances of numbers that come one after the other, row by row.
+    """Running means and variances per row.
 
-    Source: Welford (1962). The same number over and over has a deviation of exactly 0.
+    Source: Welford (1962). Equal numbers have a deviation of exactly 0.
 
-    :param shape: [N, P].
+    :param shape: Shape of the numbers, [N, P].
     """
 
     def __init__(self, shape: tuple[int, int]) -> None:
@@ -301,8 +307,8 @@ class _Moments:
 
     def add(self, values: np.ndarray, rows: slice | np.ndarray = slice(None)) -> None:
         """
-        :param numpy.ndarray values: [M, P].
-        :param rows: Where they belong; M different ones.
+        :param numpy.ndarray values: Next numbers of M rows, [M, P].
+        :param rows: Indices of these rows, all different.
         """
         self.count[rows] += 1
         mean = self.mean[rows]
@@ -318,8 +324,8 @@ class _Moments:
 def _moments_of_others(y: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """For each row the weighted mean and standard deviation of the others, both [N, P].
 
-    From the rows before it and those after it: to take a row off the sums over all of them would
-    leave a trace of it.
+    They are combined from the rows before and after it: subtracting a row from sums over all rows
+    would leave rounding errors that depend on it.
     """
     w0, m0, s0 = _moments_before(y, weight)
     w1, m1, s1 = (part[::-1] for part in _moments_before(y[::-1], weight[::-1]))
@@ -351,7 +357,7 @@ def _plain(tree) -> dict[str, np.ndarray]:
 
 
 def _plain_boosted(nodes: np.ndarray) -> dict[str, np.ndarray]:
-    """The arrays of one tree of histograms."""
+    """The arrays of one tree of histogram gradient boosting."""
     children = np.stack([nodes["left"], nodes["right"]], 1)
     inner = nodes["is_leaf"] == 0
     return _numbered(
@@ -360,7 +366,7 @@ def _plain_boosted(nodes: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _leaf(value: float) -> dict[str, np.ndarray]:
-    """A tree that is a leaf."""
+    """A tree that consists of one leaf."""
     nothing = np.zeros(1)
     return _numbered(
         np.zeros(1, dtype=bool), nothing, nothing, np.zeros((1, 2)), np.full((1, 1), value)
@@ -377,11 +383,11 @@ def _numbered(
     """The arrays of a tree from those of all its nodes, of which some are inner ones."""
     number = np.where(inner, np.cumsum(inner) - 1, -np.cumsum(~inner)).astype(np.int32)
     exact = threshold[inner]
-    # Downwards: then just as many float32 numbers are up to it.
+    # Rounded down, so that the same float32 numbers are at most the threshold.
     threshold = exact.astype(np.float32)
     threshold = np.where(threshold > exact, np.nextafter(threshold, -_LARGEST), threshold)
     return {
-        "roots": number[:1].copy(),  # a view would keep all of it
+        "roots": number[:1].copy(),  # a view would keep the whole array
         "feature": feature[inner].astype(np.int32),
         "threshold": threshold,
         "children": number[children[inner]],
@@ -390,7 +396,7 @@ def _numbered(
 
 
 def _joined(trees: list[dict]) -> dict[str, np.ndarray]:
-    """One forest from trees, whose nodes are numbered anew."""
+    """The arrays of a forest from those of its trees, with nodes numbered anew."""
     inner = leaves = 0
     for tree in trees:
         for name in ("roots", "children"):
@@ -402,9 +408,10 @@ def _joined(trees: list[dict]) -> dict[str, np.ndarray]:
 
 
 def rounded_inputs(X: ArrayLike) -> np.ndarray:
-    """As trees see them: float32, [N, D].
+    """Inputs as the trees compare them, in float32, [N, D].
 
-    :raises ValueError: If they are not finite or no matrix.
+    :param X: Inputs, [N, D].
+    :raises ValueError: If they are not finite or not a matrix.
     """
     X = np.asarray(X)
     if X.ndim != 2 or X.shape[1] == 0:
@@ -412,7 +419,7 @@ def rounded_inputs(X: ArrayLike) -> np.ndarray:
     X = X if X.dtype == np.float32 else X.astype(np.float64)
     if not np.isfinite(X).all():
         raise ValueError("X must be finite.")
-    # Trees only compare: whatever float32 cannot hold is as good as its largest number.
+    # Trees only compare, so numbers beyond the range of float32 may be clipped.
     return np.ascontiguousarray(np.clip(X, -_LARGEST, _LARGEST), dtype=np.float32)
 
 

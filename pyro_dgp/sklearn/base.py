@@ -1,4 +1,4 @@
-"""What the regressor and the classifier share: parameters, training, model files."""
+"""The common base of regressor and classifier: parameters, training, model files."""
 
 import copy
 import glob
@@ -42,28 +42,28 @@ FeatureSource = str | Estimator
 _Model = TypeVar("_Model", bound="LatentDGPEstimator")
 
 _FORMAT = "pyro_dgp model 4"
-# Fewer rows than this are too few to hold some out.
+# Least numbers of rows for holding rows out, and for a pool.
 _LEAST_TO_SPLIT, _LEAST_TO_POOL = 30, 20
-# More training rows than this take twice the steps.
+# With more training rows than this, the number of steps is doubled.
 _MANY_ROWS = 5000
-# More rows would make a score slower, and hardly better.
+# Most rows held out; more make a score slower and hardly more precise.
 _MOST_HELD_OUT = 2000
 
 
 class LatentDGPEstimator(BaseEstimator):
     """An estimator made of :class:`~pyro_dgp.sklearn.members.Member` and a pool.
 
-    A subclass checks targets, brings them to the scale of training and back, and says how
+    A subclass checks targets, transforms them to the scale of training and back, and defines how
     distributions are pooled.
     """
 
-    # Of the likelihood's names, those that "auto" and users choose from.
+    # Names of likelihoods that are allowed.
     _likelihoods: tuple[str, ...]
-    # What targets may be modelled as.
+    # Allowed values of ``target_transform``.
     _transforms: tuple[str | None, ...] = (None,)
-    # Of what a pool is made.
+    # The class of the pool.
     _pool_class: type[Pool] | type[ClassPool]
-    # What ``features`` may be beside names and None, and what "auto" is.
+    # The kind of estimators that may be features, and the features of "auto".
     _base = "regressor"
     _auto_features: tuple[str, ...] = ("trees", "boosting")
 
@@ -133,19 +133,19 @@ class LatentDGPEstimator(BaseEstimator):
 
     def _fit(self, X: np.ndarray, y: np.ndarray, weights: np.ndarray | None, start: float) -> None:
         """
-        :param numpy.ndarray X: Checked, [N, D].
-        :param numpy.ndarray y: Checked, [N] or [N, P], in the users' units.
-        :param weights: Positive, [N], or None.
-        :param float start: When the time limit began, of ``time.monotonic``.
+        :param numpy.ndarray X: Inputs, checked, [N, D].
+        :param numpy.ndarray y: Targets, checked, [N] or [N, P], in the units of the user.
+        :param weights: Weights of the rows, positive, [N], or None.
+        :param float start: Start of the time limit, as of ``time.monotonic``, in seconds.
         """
         self.extra_ = {}
         seed = int(check_random_state(self.random_state).randint(2**31))
         order = np.random.default_rng(seed).permutation(len(X))
-        # Two rows at least train.
+        # At least two rows are left for training.
         held_out = min(round(self.validation_fraction * len(X)), _MOST_HELD_OUT, len(X) - 2)
         if len(X) < _LEAST_TO_SPLIT:
             held_out = 0
-        # Sorted: training shuffles rows by itself.
+        # Sorted, as training shuffles rows.
         test, train = np.sort(order[:held_out]), np.sort(order[held_out:])
         w = None if weights is None else weights[train]
         self._x_scaler = fitted_scaler("X", X[train], w)
@@ -184,30 +184,34 @@ class LatentDGPEstimator(BaseEstimator):
             )
 
     def _fit_target_scale(self, y: np.ndarray, weights: np.ndarray | None) -> None:
-        """Learns from training targets what :meth:`_scaled_targets` does."""
+        """Fits the transformation of :meth:`_scaled_targets` to the training targets."""
 
     def _scaled_targets(self, y: np.ndarray) -> np.ndarray:
-        """As training takes them."""
+        """Targets on the scale of training."""
         return y
 
     @property
     def _num_outputs(self) -> int:
-        """P."""
+        """Number P of targets."""
         return 1
 
     def _start_likelihood(self, y: np.ndarray, train: np.ndarray) -> Likelihood:
-        """For targets on the scale of training, of which ``train`` are the training rows."""
+        """The initial likelihood, for targets on the scale of training.
+
+        :param numpy.ndarray y: Targets of all rows.
+        :param numpy.ndarray train: Indices of the training rows.
+        """
         raise NotImplementedError
 
     def _can_pool(self, likelihood: Likelihood) -> bool:
         raise NotImplementedError
 
     def _pool_of(self, parts: list[HeldOut], data: Fold) -> Pool | ClassPool:
-        """A pool, chosen on held-out rows; the deep GP alone if there are none."""
+        """A pool fitted on held-out rows; the deep GP alone if there are none."""
         raise NotImplementedError
 
     def _target_state(self) -> dict:
-        """What a file keeps of targets: tensors and plain data."""
+        """The state of the targets for a file: tensors and plain data."""
         raise NotImplementedError
 
     def _load_targets(self, state: dict) -> None:
@@ -215,12 +219,12 @@ class LatentDGPEstimator(BaseEstimator):
 
     @staticmethod
     def _columns(y: np.ndarray, likelihood: Likelihood) -> np.ndarray:
-        """Targets as numbers, [N, Q], which features are made for."""
+        """Targets as numbers, [N, Q], to which features are fitted."""
         return y.reshape(len(y), -1)
 
     @staticmethod
     def _score(p: PredictiveMixture, y: Tensor) -> Tensor:
-        """What the best parameters have least of on held-out rows, [N] or [N, P]."""
+        """The score that is minimised on held-out rows, [N] or [N, P]."""
         raise NotImplementedError
 
     @property
@@ -230,7 +234,7 @@ class LatentDGPEstimator(BaseEstimator):
 
     @property
     def history_(self) -> TrainingHistory:
-        """The first member's."""
+        """The training history of the first member."""
         return self.members_[0].history
 
     @property
@@ -240,16 +244,17 @@ class LatentDGPEstimator(BaseEstimator):
 
     @property
     def pool_weights_(self) -> dict[str, float]:
-        """Weights of the deep GP ("dgp"), of the trees and of what is so whatever the inputs."""
+        """Weights of the deep GP ("dgp"), the trees ("trees") and the targets' own distribution
+        ("marginal")."""
         return dict(self._pool.weights)
 
     @property
     def exponent_(self) -> float:
-        """Of the pool's recalibration; 1 for none."""
+        """Exponent of the pool's recalibration; 1 for none."""
         return self._pool.exponent
 
     def checkpoints(self) -> list[Path]:
-        """Files that ``fit`` has written at ``checkpoint``, to be removed when it is done."""
+        """Files that ``fit`` has written at ``checkpoint``, which may be removed afterwards."""
         if self.checkpoint is None:
             return []
         first = Path(self.checkpoint)
@@ -260,9 +265,8 @@ class LatentDGPEstimator(BaseEstimator):
     def save(self, path: str | Path, **extra: Any) -> None:
         """Writes the fitted model to one file, which :meth:`load` reads without running code.
 
-        :param path: File to write; it is the old one or the new one whenever the process is killed.
-        :param extra: More to keep: numbers, strings, lists and dicts, the ``extra_`` of a loaded
-            model.
+        :param path: File to write; if the process is killed, it is either the old or the new one.
+        :param extra: More to keep: numbers, strings, lists and dicts; ``extra_`` of a loaded model.
         :raises NotFittedError: If it has not been fitted.
         :raises ValueError: If ``features`` is an estimator, or the likelihood has no name.
         """
@@ -272,7 +276,7 @@ class LatentDGPEstimator(BaseEstimator):
         if not isinstance(self.likelihood, str):
             parameters["likelihood"] = likelihood["name"]
         if not isinstance(self.random_state, int | np.integer | None):
-            parameters["random_state"] = None  # a generator, whose number is kept below
+            parameters["random_state"] = None  # a generator; the seed drawn from it is kept below
         names = getattr(self, "feature_names_in_", None)
         members = [
             {
@@ -300,7 +304,7 @@ class LatentDGPEstimator(BaseEstimator):
             "format": _FORMAT,
             "class": type(self).__name__,
             "pyro_dgp": __version__,
-            # JSON, so that what is read is plain data whatever the file says.
+            # JSON, so that reading gives plain data only.
             "parameters": json.dumps(parameters, default=_plain_number),
             "fitted": json.dumps(fitted, default=_plain_number),
             "scaler": numbers(self._x_scaler),
@@ -314,13 +318,13 @@ class LatentDGPEstimator(BaseEstimator):
     def load(
         cls: type[_Model], path: str | Path, device: str | None = None, dtype: str | None = None
     ) -> _Model:
-        """Reads what :meth:`save` wrote. Predictions are the same, to the last bit on one machine.
+        """Reads a file of :meth:`save`. Predictions are the same, to the last bit on one machine.
 
         Waits while another thread fits.
 
         :param path: File to read.
-        :param device: Another torch device than the model was trained on.
-        :param dtype: Another dtype, "float32" or "float64".
+        :param device: Torch device; None for the one the model was trained on.
+        :param dtype: Dtype, "float32" or "float64"; None for the one of training.
         :raises ValueError: If the file is no model, damaged, or of another version.
         :raises OSError: If it cannot be read.
         """
@@ -372,7 +376,7 @@ class LatentDGPEstimator(BaseEstimator):
         features = JointFeatures.from_state(part["features"])
         scaler = scaler_of(**part["scaler"]) if part["scaler"] else None
         num_inputs = self.n_features_in_ + len(part["scaler"].get("mean", ()))
-        # Any data of the right shape, and that the likelihood accepts, make a model like it.
+        # Any data of the right shape that the likelihood accepts give a model of this structure.
         A = recipe.tensor(np.zeros((2, num_inputs)))
         columns = recipe.likelihood.num_functions * self._num_outputs
         f = torch.zeros(2, columns)
@@ -384,7 +388,7 @@ class LatentDGPEstimator(BaseEstimator):
             }
             dgp = LatentDGP.from_data(A, y, **options)
             for name, p in dgp.named_parameters():
-                # Noise variances and intercepts may be one, or one per output.
+                # Noise variances and intercepts may be shared, or one per output.
                 p.data = p.new_empty(part["state"][name].shape)
             dgp.load_state_dict(part["state"])
         dgp.num_data = self._num_rows
@@ -434,7 +438,7 @@ class LatentDGPEstimator(BaseEstimator):
             )
 
     def _sources(self) -> Sequence[FeatureSource]:
-        """What features come from."""
+        """The sources of features."""
         if self.features is None:
             return ()
         if isinstance(self.features, str):
@@ -467,11 +471,11 @@ class LatentDGPEstimator(BaseEstimator):
         )  # fmt: skip
 
     def _generator(self) -> torch.Generator:
-        """The same draws for every prediction."""
+        """A generator with the same state for every prediction."""
         return torch.Generator(self.device).manual_seed(self._seed)
 
     def _drawing(self, number: int) -> Iterator[tuple[Member, int, torch.Generator]]:
-        """Members, how many of so many components each predicts, and their draws."""
+        """Members, the number of mixture components of each, and generators for their draws."""
         edges = np.linspace(0, number, len(self.members_) + 1).round().astype(int)
         for member, count in zip(self.members_, np.diff(edges).tolist(), strict=True):
             if count:
@@ -501,7 +505,7 @@ def _is_estimator(features: object, kind: str) -> bool:
 def counting(
     X: np.ndarray, y: np.ndarray, sample_weight: ArrayLike | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """The rows that count, and how much."""
+    """The rows with a positive weight, and their weights; None for equal ones."""
     if sample_weight is None:
         return X, y, None
     weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
@@ -518,5 +522,5 @@ def _name(likelihood: Likelihood) -> str:
 
 
 def _plain_number(value: np.generic) -> Any:
-    """NumPy's scalars, for JSON."""
+    """A scalar of NumPy as a number of Python, for JSON."""
     return value.item()

@@ -1,10 +1,10 @@
-r"""The pool of a classifier: of the deep GP's probabilities, the trees' and the classes' shares.
+r"""The pool of a classifier: probabilities of the deep GP and of trees, and the class frequencies.
 
 .. math:: p(c) \propto \Big(\sum_k w_k\, p_k(c)\Big)^a
 
-The weights are those with which held-out classes are likeliest: their log likelihood is concave,
-and each EM step makes it larger. The exponent a, an inverse temperature, undoes what pooling
-blurs, where that helps by more than a standard error.
+The weights maximise the likelihood of held-out classes: its logarithm is concave, and EM steps
+increase it. The exponent a, an inverse temperature, compensates the blurring by pooling, if that
+improves the likelihood by more than a standard error.
 
 Sources: Yao et al. (2018), "Using stacking to average Bayesian predictive distributions"; Guo et
 al. (2017), "On calibration of modern neural networks", for the temperature.
@@ -24,7 +24,7 @@ from pyro_dgp.sklearn.pool import HeldOut, held_out_weights
 __all__ = ["ClassPool", "indicators", "likeliest_exponent", "likeliest_weights", "probabilities"]
 
 _EM_STEPS = 1000
-# Weights below this are none.
+# Weights below this are set to 0.
 _LEAST = 1e-3
 # Exponents from a half to two and a half, evenly spaced in their logarithms.
 _EXPONENTS = np.geomspace(0.5, 2.5, 25)
@@ -34,9 +34,9 @@ _EXPONENTS = np.geomspace(0.5, 2.5, 25)
 class ClassPool:
     """Weights and exponent of a pool; by default the deep GP alone.
 
-    :param dict weights: Of "dgp", "trees" and "marginal"; their sum is 1.
-    :param float exponent: a; 1 for none.
-    :param numpy.ndarray shares: Of the classes among training rows, [C].
+    :param dict weights: Weights of "dgp", "trees" and "marginal"; their sum is 1.
+    :param float exponent: Exponent a of the probabilities; 1 for none.
+    :param numpy.ndarray shares: Frequencies of the classes among training rows, [C].
     """
 
     weights: dict[str, float] = field(default_factory=lambda: {"dgp": 1.0})
@@ -45,10 +45,11 @@ class ClassPool:
 
     @classmethod
     def fitted(cls, parts: Sequence[HeldOut], data: Fold, num_classes: int) -> "ClassPool":
-        """The pool with which classes of rows held out are likeliest.
+        """The pool that maximises the likelihood of held-out classes.
 
-        :param parts: Of different rows.
+        :param parts: Held-out rows and their predictions, each of different rows.
         :param Fold data: All training rows.
+        :param int num_classes: Number C of classes.
         """
         y, weights = np.concatenate([part.rows.y for part in parts]), held_out_weights(parts)
         found = {"dgp": np.concatenate([probabilities(part.dgp) for part in parts])}
@@ -60,7 +61,7 @@ class ClassPool:
         found["marginal"] = np.repeat(shares, [len(part.y) for part in parts], 0)
         rows = np.arange(len(y))
         w = likeliest_weights(np.stack([p[rows, y] for p in found.values()], 1), weights)
-        # The next row may be of a class that the others exclude.
+        # A new row may be of a class that the other parts exclude.
         w = (w * len(y) + [name == "marginal" for name in found]) / (len(y) + 1)
         products = (w_k * p_k for w_k, p_k in zip(w, found.values(), strict=True))
         pooled = sum(products, np.zeros(()))
@@ -73,14 +74,14 @@ class ClassPool:
 
     @classmethod
     def from_state(cls, state: dict) -> "ClassPool":
-        """Of :meth:`state`."""
+        """The pool with a :meth:`state`."""
         return cls(**state | {"shares": state["shares"].numpy()})
 
     def pooled(self, dgp: np.ndarray, trees: np.ndarray | None) -> np.ndarray:
         """Probabilities of classes, [N, C].
 
-        :param numpy.ndarray dgp: The deep GP's, [N, C].
-        :param trees: The trees', [N, C]; None where they have no weight.
+        :param numpy.ndarray dgp: Probabilities of the deep GP, [N, C].
+        :param trees: Probabilities of the trees, [N, C]; None if they have no weight.
         """
         p = self.weights["dgp"] * dgp
         if trees is not None:
@@ -91,12 +92,12 @@ class ClassPool:
 
 
 def indicators(y: np.ndarray, num_classes: int) -> np.ndarray:
-    """One column a class, [N, C], of classes [N]."""
+    """One column per class, [N, C], of classes [N]."""
     return (y[:, None] == np.arange(num_classes)).astype(float)
 
 
 def probabilities(p: PredictiveMixture) -> np.ndarray:
-    """Of classes, [N, C], by a predictive distribution of Categorical, Ordinal or Bernoulli."""
+    """Probabilities of classes, [N, C], of a predictive distribution of classes."""
     found = p.probs.to(torch.float64).cpu().numpy()
     if found.ndim == 1:
         found = np.stack([1 - found, found], 1)
@@ -104,11 +105,11 @@ def probabilities(p: PredictiveMixture) -> np.ndarray:
 
 
 def likeliest_weights(p: np.ndarray, row_weights: np.ndarray) -> np.ndarray:
-    """Weights, not negative and with sum 1, of largest mean log probability.
+    """Non-negative weights with sum 1 that maximise the mean log probability.
 
-    :param numpy.ndarray p: Probabilities by K models of what happened, [n, K].
-    :param numpy.ndarray row_weights: [n].
-    :returns: [K].
+    :param numpy.ndarray p: Probabilities that K models gave to the true classes, [n, K].
+    :param numpy.ndarray row_weights: Weights of the rows, [n].
+    :returns: Weights of the models, [K].
     """
     share = row_weights / row_weights.sum()
     w = np.full(p.shape[1], 1 / p.shape[1])
@@ -120,11 +121,11 @@ def likeliest_weights(p: np.ndarray, row_weights: np.ndarray) -> np.ndarray:
 
 
 def likeliest_exponent(p: np.ndarray, y: np.ndarray, row_weights: np.ndarray) -> float:
-    """The exponent of largest mean log probability; 1 unless better by a standard error.
+    """The exponent that maximises the mean log probability; 1 unless better by a standard error.
 
     :param numpy.ndarray p: Probabilities of classes, [n, C].
-    :param numpy.ndarray y: Classes, [n].
-    :param numpy.ndarray row_weights: [n], with mean 1.
+    :param numpy.ndarray y: True classes, [n].
+    :param numpy.ndarray row_weights: Weights of the rows, with mean 1, [n].
     """
     rows, best, most = np.arange(len(y)), 1.0, 0.0
     plain = _log(p[rows, y])
@@ -136,7 +137,7 @@ def likeliest_exponent(p: np.ndarray, y: np.ndarray, row_weights: np.ndarray) ->
 
 
 def _shares(data: Fold, num_classes: int) -> np.ndarray:
-    """Of the classes, [C], none of them 0 (Jeffreys' prior)."""
+    """Frequencies of the classes, [C], none of them 0 (Jeffreys' prior)."""
     counts = np.bincount(data.y, data.weights, num_classes) + 0.5
     return counts / counts.sum()
 

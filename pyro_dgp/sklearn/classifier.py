@@ -20,35 +20,36 @@ from pyro_dgp.sklearn.scaling import transformed
 
 __all__ = ["LatentDGPClassifier"]
 
-# Numbers that one prediction may hold: 2^22 doubles are 32 MiB.
+# Most numbers in the arrays of one prediction: 2^22 doubles are 32 MiB.
 _CHUNK = 2**22
 
 
 class LatentDGPClassifier(ClassifierMixin, LatentDGPEstimator):
-    """Classification with probabilities that can be taken at their word.
+    """Classification with calibrated probabilities.
 
-    A :class:`~pyro_dgp.gp.LatentDGP` with a likelihood of classes, on the inputs and what trees
-    that have not seen the row say of it; its probabilities are pooled with a forest's own and with
-    the classes' shares, as far as that helps on rows held out.
+    A :class:`~pyro_dgp.gp.LatentDGP` with a likelihood of classes, whose inputs also include
+    out-of-bag predictions of trees; its probabilities are pooled with those of a forest and with
+    the class frequencies, with weights chosen on held-out rows.
 
     >>> model = LatentDGPClassifier(random_state=0).fit(X, y)
     >>> model.predict_proba(X_new)  # a column for each of model.classes_
 
     Sources: Rudner et al. (2021) for the model; :mod:`~pyro_dgp.sklearn.features` and
-    :mod:`~pyro_dgp.sklearn.classes` for what stands beside it.
+    :mod:`~pyro_dgp.sklearn.classes` for features and pool.
 
     Parameters are those of :class:`~pyro_dgp.sklearn.LatentDGPRegressor`, but for:
 
     :param str likelihood: "bernoulli" for two classes, "categorical", or "ordinal" for classes
-        whose order is that of ``classes_``, i.e. of numbers or of the alphabet. "auto" takes
-        "bernoulli" for two classes and else "categorical".
-    :param features: "trees" for mean and log standard deviation over 200 extra trees of the
-        probability of each class; "boosting" for that of gradient boosting; a scikit-learn
-        classifier, for its cross-fitted probabilities; several in a tuple; None for none. "auto"
-        takes "trees".
-    :param bool pool: Pool as above. The weights, and an exponent of the pooled probabilities, are
-        those with which classes of held-out rows are likeliest.
-    :param float validation_fraction: As there; what is scored is the log loss.
+        whose order is that of ``classes_``, i.e. of numbers or of the alphabet. "auto" means
+        "bernoulli" for two classes and "categorical" otherwise.
+    :param features: Further inputs: "trees" for mean and log standard deviation over 200 extra
+        trees of the probability of each class; "boosting" for the probabilities of gradient
+        boosting; a scikit-learn classifier, for its cross-fitted probabilities; several in a tuple;
+        None for none. "auto" means "trees".
+    :param bool pool: Whether to pool probabilities as above. The weights, and an exponent of the
+        pooled probabilities, maximise the likelihood of held-out classes.
+    :param float validation_fraction: Share of the rows held out, as there; their score is the log
+        loss.
 
     After ``fit``, ``classes_`` are the classes, sorted, and ``validation_log_loss_`` the scores
     on held-out rows; the other attributes are the regressor's.
@@ -67,10 +68,10 @@ class LatentDGPClassifier(ClassifierMixin, LatentDGPEstimator):
         """
         :param X: Inputs, [N, D]: an array or a data frame of numbers.
         :param y: Classes, [N]: numbers or strings.
-        :param sample_weight: How much rows count, relative to one another, [N]: training meets
-            rows in proportion, and those of weight 0 not at all.
-        :raises ValueError: If the inputs hold NaN or infinity, there is one class only, more than
-            two for "bernoulli", or a parameter is out of range.
+        :param sample_weight: Relative weights of the rows, [N]: rows are drawn in proportion to
+            them in training, and those of weight 0 never.
+        :raises ValueError: If the inputs contain NaN or infinity, there is one class only, more
+            than two for "bernoulli", or a parameter is out of range.
         :raises NonFiniteError: If training diverged.
         """
         start = time.monotonic()
@@ -94,32 +95,35 @@ class LatentDGPClassifier(ClassifierMixin, LatentDGPEstimator):
 
     @property
     def validation_log_loss_(self) -> np.ndarray:
-        """The first member's mean log loss on held-out rows."""
+        """Mean log loss of the first member on held-out rows."""
         return np.array(self.members_[0].scores)
 
     def predict_proba(self, X: ArrayLike) -> np.ndarray:
         """Probabilities of classes.
 
-        :param X: [N, D].
+        :param X: Inputs, [N, D].
         :returns: [N, C], in the order of ``classes_``.
         """
         return np.concatenate(list(self._predictions(self._check_inputs(X))))
 
     def predict_log_proba(self, X: ArrayLike) -> np.ndarray:
-        """Logarithms of :meth:`predict_proba`."""
+        """Logarithms of :meth:`predict_proba`.
+
+        :param X: Inputs, [N, D].
+        """
         with np.errstate(divide="ignore"):
             return np.log(self.predict_proba(X))
 
     def predict(self, X: ArrayLike) -> np.ndarray:
-        """The likeliest classes, [N].
+        """The most probable classes, [N].
 
-        :param X: [N, D].
+        :param X: Inputs, [N, D].
         """
         likeliest = self.predict_proba(X).argmax(1)
         return self.classes_[likeliest]
 
     def _predictions(self, X: np.ndarray) -> Iterator[np.ndarray]:
-        """Probabilities, some rows at a time."""
+        """Probabilities, in chunks of rows."""
         rows = max(1, _CHUNK // (self.num_samples * len(self.classes_)))
         for start in range(0, len(X), rows):
             part = transformed("X", self._x_scaler, X[start : start + rows])
@@ -146,7 +150,7 @@ class LatentDGPClassifier(ClassifierMixin, LatentDGPEstimator):
         return "bernoulli" if len(self.classes_) == 2 else "categorical"
 
     def _start_likelihood(self, y: np.ndarray, train: np.ndarray) -> Likelihood:
-        # Of all rows: those that train may lack a class.
+        # Of all rows, as training rows may lack a class.
         return LIKELIHOODS[self._name()].for_targets(torch.as_tensor(y))
 
     def _can_pool(self, likelihood: Likelihood) -> bool:

@@ -1,9 +1,9 @@
-r"""What another model says of a row, as inputs of the deep GP.
+r"""Predictions of other models as inputs of the deep GP.
 
-A training row's features must be those of a new row: nothing that has seen the row's own target may
-make them. Trees that did not have it in their bag see to that at no cost (Breiman 1996); any other
-regressor by cross-fitting, its predictions of a fold by a copy that has not seen the fold (Wolpert
-1992, "Stacked generalization").
+Features of a training row must be distributed like those of a new row, so they must not depend on
+the row's own target. Trees give such predictions at no cost, out of bag (Breiman 1996); any other
+regressor by cross-fitting, where each fold is predicted by a copy that was not fitted to it
+(Wolpert 1992, "Stacked generalization").
 """
 
 from collections.abc import Callable, Sequence
@@ -30,16 +30,15 @@ __all__ = [
     "features_of",
 ]
 
-# Trees of a forest.
+# Number of trees of a forest.
 NUM_TREES = 200
-# A tree or a boosted model learns from at most so many rows: what 200,000 rows teach, and 2 GiB
-# hold.
+# Most rows per tree or boosted model: enough for tables of 200,000 rows, within 2 GiB.
 _MOST_ROWS = 20_000
-# The smallest deviation over trees that differs from none, in standard deviations of y.
+# Added to deviations over trees before their logarithm, in standard deviations of y.
 _LEAST_DEVIATION = 0.01
 _NUM_FOLDS = 5
-# Of boosting: no more rounds pay on tables of up to 15,000 rows, and shrinkage, few inputs a node
-# and a penalty are what few rows need.
+# Options of boosting: more rounds do not pay on tables of up to 15,000 rows; shrinkage, few inputs
+# per node and a penalty suit tables of few rows.
 _BOOSTING = {
     "max_iter": 1000, "learning_rate": 0.1, "n_iter_no_change": 40, "min_samples_leaf": 10,
     "max_features": 0.5, "l2_regularization": 1.0,
@@ -47,15 +46,15 @@ _BOOSTING = {
 
 
 class Estimator(Protocol):
-    """A scikit-learn regressor or classifier, whose base class does not declare what they do."""
+    """A scikit-learn regressor or classifier; the base class there declares no such methods."""
 
     @property
     def fit(self) -> Callable[..., Any]:
-        """Of inputs, targets and, for most, ``sample_weight``."""
+        """Fits inputs and targets; most estimators also take ``sample_weight``."""
         ...
 
     def predict(self, X: np.ndarray) -> Any:
-        """Of new rows."""
+        """Predictions of new rows."""
         ...
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
@@ -79,21 +78,21 @@ def _is_classifier(estimator: Estimator) -> TypeGuard[_Classifier]:
 
 
 class Features:
-    """Functions of inputs, learned from training rows.
+    """Functions of inputs, fitted to training rows.
 
-    ``fitted`` also gives the features of the training rows themselves, [N, F].
+    ``fitted`` also returns the features of the training rows themselves, [N, F].
     """
 
     def transform(self, X: np.ndarray) -> np.ndarray:
-        """Of new rows, [N, D] -> [N, F]."""
+        """Features of new rows, [N, D] -> [N, F]."""
         raise NotImplementedError
 
     def samples(self, X: np.ndarray) -> np.ndarray | None:
-        """A sample of each row's targets, [S, N, P], if there is one."""
+        """Samples of each row's targets, [S, N, P]; None if there are none."""
         return None
 
     def mean(self, X: np.ndarray) -> np.ndarray | None:
-        """Their mean, [N, P]."""
+        """Means of the samples, [N, P]; None if there are none."""
         return None
 
     def state(self) -> dict:
@@ -102,9 +101,9 @@ class Features:
 
 
 class TreeFeatures(Features):
-    """Mean and log standard deviation over extra trees, for training rows over those out of bag.
+    """Mean and log standard deviation over extra trees; out of bag for training rows.
 
-    :param Forest forest: Of standardised targets [N, P].
+    :param Forest forest: A forest fitted to standardised targets, [N, P].
     """
 
     def __init__(self, forest: Forest) -> None:
@@ -115,9 +114,10 @@ class TreeFeatures(Features):
         cls, X: np.ndarray, y: np.ndarray, weights: np.ndarray | None, seed: int
     ) -> tuple["TreeFeatures", np.ndarray]:
         """
-        :param numpy.ndarray X: [N, D].
-        :param numpy.ndarray y: [N, P], standardised.
-        :param weights: Positive, [N], or None.
+        :param numpy.ndarray X: Inputs, [N, D].
+        :param numpy.ndarray y: Standardised targets, [N, P].
+        :param weights: Weights of the rows, positive, [N], or None.
+        :param int seed: Seed of the trees.
         """
         forest, moments = Forest.fitted(
             X, y, num_trees=NUM_TREES, max_samples=_MOST_ROWS if len(X) > _MOST_ROWS else None,
@@ -147,13 +147,13 @@ class TreeFeatures(Features):
 
 
 class CrossFittedFeatures(Features):
-    """Predictions of copies of any scikit-learn estimator, for a training row by the one of the
-    five that has not seen it, for a new row their mean.
+    """Cross-fitted predictions of five copies of a scikit-learn estimator.
 
-    Of a classifier they are probabilities.
+    A training row is predicted by the copy that was not fitted to it, a new row by the mean of all
+    copies. Classifiers predict probabilities.
 
-    :param list estimators: Fitted.
-    :param int num_columns: Q.
+    :param list estimators: The fitted copies.
+    :param int num_columns: Number Q of columns of the predictions.
     """
 
     def __init__(self, estimators: list[Estimator], num_columns: int) -> None:
@@ -171,11 +171,13 @@ class CrossFittedFeatures(Features):
         max_samples: int | None = None,
     ) -> tuple["CrossFittedFeatures", np.ndarray]:
         """
-        :param estimator: Any regressor or classifier; it stays as it is.
-        :param numpy.ndarray X: [N, D].
-        :param numpy.ndarray y: [N, Q], standardised targets, or indicators of classes.
-        :param weights: Positive, [N], or None. Estimators that take none are fitted without.
-        :param int max_samples: Most rows that a copy is fitted to; None for all.
+        :param estimator: Any regressor or classifier; it is not changed.
+        :param numpy.ndarray X: Inputs, [N, D].
+        :param numpy.ndarray y: Standardised targets, or indicators of classes, [N, Q].
+        :param weights: Weights of the rows, positive, [N], or None; ignored by estimators without
+            ``sample_weight``.
+        :param int seed: Seed of the folds and of the estimators.
+        :param int max_samples: Largest number of rows per copy; None for all.
         """
         made, values = cls([], y.shape[1]), np.empty(y.shape)
         if not has_fit_parameter(estimator, "sample_weight"):
@@ -204,7 +206,7 @@ class CrossFittedFeatures(Features):
         """[N, Q]."""
         if not _is_classifier(estimator):
             return np.asarray(estimator.predict(X), dtype=np.float64).reshape(len(X), -1)
-        # Rows of a fold may lack a class.
+        # The training rows of a fold may lack a class.
         found = np.zeros((len(X), self.num_columns))
         found[:, estimator.classes_] = estimator.predict_proba(X)
         return found
@@ -217,7 +219,7 @@ class CrossFittedFeatures(Features):
 
 
 def _seeded(estimator: Estimator, seed: int) -> Estimator:
-    """A copy whose random states, where they are None, are the seed."""
+    """A copy in which random states that are None are replaced by the seed."""
     copy: Estimator = clone(estimator)  # pyright: ignore[reportAssignmentType]
     states = {
         name: seed
@@ -230,11 +232,11 @@ def _seeded(estimator: Estimator, seed: int) -> Estimator:
 class BoostingFeatures(Features):
     """Cross-fitted predictions of gradient-boosted trees.
 
-    A boosted model stops where a tenth of the rows that it sees is predicted no better.
+    A boosted model stops when the predictions of a held-out tenth of its rows stop improving.
 
     Sources: Friedman (2001) for boosting; Ke et al. (2017), LightGBM, for trees of histograms.
 
-    :param list forests: For each target, the mean of the copies that have each not seen a fold.
+    :param list forests: The mean of the cross-fitted copies, one forest per target.
     """
 
     def __init__(self, forests: list[Forest]) -> None:
@@ -245,12 +247,13 @@ class BoostingFeatures(Features):
         cls, X: np.ndarray, y: np.ndarray, weights: np.ndarray | None, seed: int
     ) -> tuple["BoostingFeatures", np.ndarray]:
         """
-        :param numpy.ndarray X: [N, D].
-        :param numpy.ndarray y: [N, P], standardised.
-        :param weights: Positive, [N], or None.
+        :param numpy.ndarray X: Inputs, [N, D].
+        :param numpy.ndarray y: Standardised targets, [N, P].
+        :param weights: Weights of the rows, positive, [N], or None.
+        :param int seed: Seed of the trees.
         """
         model = HistGradientBoostingRegressor(
-            # Rows that a fold leaves are held out in their turn.
+            # A share of the training rows of a fold is held out for this.
             early_stopping=len(X) > 2,  # pyright: ignore[reportArgumentType]
             **_BOOSTING,
         )
@@ -275,7 +278,7 @@ class BoostingFeatures(Features):
 
 
 class JointFeatures(Features):
-    """Those of several sources side by side; of none, no features.
+    """Features of several sources, concatenated; without sources there are none.
 
     :param dict parts: Features by the name of their source.
     """
@@ -302,7 +305,7 @@ class JointFeatures(Features):
         return cls({name: SOURCES[name].from_state(part) for name, part in state.items()})
 
 
-# What has a name.
+# Sources of features by name.
 SOURCES = {"trees": TreeFeatures, "boosting": BoostingFeatures}
 
 
@@ -313,11 +316,13 @@ def features_of(
     weights: np.ndarray | None,
     seed: int,
 ) -> tuple[JointFeatures, np.ndarray]:
-    """Features for training rows and the function for new ones.
+    """Fitted features, and their values for the training rows.
 
     :param sources: Names of :data:`SOURCES`, regressors or classifiers.
-    :param numpy.ndarray X: [N, D].
-    :param numpy.ndarray y: [N, Q], standardised targets, or indicators of classes.
+    :param numpy.ndarray X: Inputs, [N, D].
+    :param numpy.ndarray y: Standardised targets, or indicators of classes, [N, Q].
+    :param weights: Weights of the rows, positive, [N], or None.
+    :param int seed: Seed of all sources.
     """
     parts, values = {}, []
     for i, source in enumerate(sources):

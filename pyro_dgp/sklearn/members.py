@@ -1,4 +1,4 @@
-"""A deep GP on standardised inputs and features of them: what is trained, and what predicts."""
+"""A member of an ensemble: a deep GP on standardised inputs and features of them."""
 
 import copy
 import threading
@@ -23,14 +23,19 @@ from pyro_dgp.sklearn.scaling import mean_and_scale
 
 __all__ = ["Fold", "Member", "Recipe", "isolated"]
 
-# Held-out scores in training, and the samples that each is made of.
+# Number of held-out scores in training, and of samples per score.
 _NUM_SCORES = 50
 _SCORE_SAMPLES = 200
 
 
 @dataclass(frozen=True)
 class Fold:
-    """Rows that train: standardised X [N, D], y [N] or [N, P], and weights [N] or None."""
+    """Rows of data.
+
+    :param numpy.ndarray X: Standardised inputs, [N, D].
+    :param numpy.ndarray y: Targets on the scale of training, [N] or [N, P].
+    :param weights: Weights of the rows, [N], or None.
+    """
 
     X: np.ndarray
     y: np.ndarray
@@ -43,13 +48,19 @@ class Fold:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a member is made; the same for all of a model.
+    """The settings of members, the same for all members of a model.
 
     :param dict model: Arguments of :meth:`~pyro_dgp.LatentDGP.from_data`.
-    :param Likelihood likelihood: As training starts; it is copied.
-    :param sources: See :func:`~pyro_dgp.sklearn.features.features_of`.
-    :param columns: Of targets and the likelihood: targets as numbers, [N, Q].
-    :param score: Of predictive distributions and targets; smaller is better.
+    :param Likelihood likelihood: The initial likelihood, which is copied.
+    :param sources: Sources of features, see :func:`~pyro_dgp.sklearn.features.features_of`.
+    :param columns: A function of targets and likelihood that gives targets as numbers, [N, Q].
+    :param score: A score of predictive distributions and targets; smaller is better.
+    :param int K: Number of importance samples.
+    :param int batch_size: Number of rows per step.
+    :param float lr: Largest learning rate.
+    :param int patience: Number of scores without an improvement after which training ends, or None.
+    :param str dtype: Dtype, "float32" or "float64".
+    :param str device: Torch device.
     """
 
     model: dict
@@ -65,20 +76,29 @@ class Recipe:
     device: str
 
     def tensor(self, array: np.ndarray) -> torch.Tensor:
+        """An array as a tensor of this dtype on this device."""
         return torch.as_tensor(array, dtype=getattr(torch, self.dtype), device=self.device)
 
     def new_dgp(self, A: torch.Tensor, y: torch.Tensor) -> LatentDGP:
+        """An untrained deep GP.
+
+        :param torch.Tensor A: Inputs and features, [N, D + F].
+        :param torch.Tensor y: Targets, [N] or [N, P].
+        """
         options = {**self.model, "num_inducing": min(self.model["num_inducing"], len(A))}
         return LatentDGP.from_data(A, y, likelihood=copy.deepcopy(self.likelihood), **options)
 
 
 @dataclass
 class Member:
-    """A trained deep GP with the features that it stands on.
+    """A deep GP with its features.
 
-    :param Features features: Of standardised inputs.
-    :param StandardScaler scaler: Of the features; None without.
-    :param LatentDGP dgp: On inputs and features.
+    :param Features features: Features of standardised inputs.
+    :param StandardScaler scaler: Scaler of the features; None without features.
+    :param LatentDGP dgp: The deep GP on inputs and features.
+    :param TrainingHistory history: The training history.
+    :param list steps: Numbers of steps at which held-out rows were scored.
+    :param list scores: Mean scores of held-out rows.
     """
 
     features: Features
@@ -90,17 +110,20 @@ class Member:
 
     @property
     def num_features(self) -> int:
+        """Number F of features."""
         return 0 if self.scaler is None else len(mean_and_scale(self.scaler)[0])
 
     @classmethod
     def prepared(
         cls, recipe: Recipe, X: np.ndarray, y: np.ndarray, weights: np.ndarray | None, seed: int
     ) -> tuple["Member", torch.Tensor]:
-        """Features and initial values, and the inputs that training takes, [N, D + F].
+        """An untrained member, and the inputs and features of the training rows, [N, D + F].
 
-        :param numpy.ndarray X: Standardised, [N, D].
-        :param numpy.ndarray y: Standardised, [N] or [N, P].
-        :param weights: Positive, [N], or None.
+        :param Recipe recipe: The settings.
+        :param numpy.ndarray X: Standardised inputs, [N, D].
+        :param numpy.ndarray y: Standardised targets, [N] or [N, P].
+        :param weights: Weights of the rows, positive, [N], or None.
+        :param int seed: Seed of features and initial values.
         """
         columns = recipe.columns(y, recipe.likelihood)
         features, values = features_of(recipe.sources, X, columns, weights, seed)
@@ -126,9 +149,15 @@ class Member:
         checkpoint: Path | None = None,
     ) -> "Member":
         """
-        :param data: Inputs as :meth:`prepared` gives them, and targets.
-        :param Fold held_out: Rows by whose score the best parameters are kept.
-        :param tick: Called after every step; True ends training.
+        :param Recipe recipe: The settings.
+        :param data: Inputs and features from :meth:`prepared`, and targets.
+        :param weights: Weights of the rows, positive, [N], or None.
+        :param int seed: Seed of training.
+        :param int num_steps: Number of steps.
+        :param Fold held_out: Rows whose score selects the best parameters; None for the last ones.
+        :param tick: A function called after every step; True ends training.
+        :param checkpoint: File from which an interrupted training continues, or None.
+        :returns: The member itself.
         """
         stopping = None
         if held_out is not None:
@@ -166,9 +195,12 @@ class Member:
         generator: torch.Generator,
         z: torch.Tensor | None = None,
     ) -> PredictiveMixture:
-        """Of standardised inputs, [N, D], on the standardised scale.
+        """The predictive distribution on the standardised scale.
 
-        :param generator: The same draws for the same seed, whatever the rows.
+        :param numpy.ndarray X: Standardised inputs, [N, D].
+        :param int num_samples: Number of mixture components.
+        :param torch.Generator generator: Source of the draws, which do not depend on the rows.
+        :param torch.Tensor z: A fixed latent input, [latent_dim], or None.
         """
         like = next(self.dgp.parameters())
         A = self.features.transform(X)
@@ -185,7 +217,7 @@ class Member:
 
 
 class _Callback:
-    """Early stopping, whose state a checkpoint keeps, and a count of steps."""
+    """A callback of early stopping, whose state is kept in checkpoints, and of ticks."""
 
     def __init__(self, stopping: EarlyStopping | None, tick: Callable[[], bool] | None) -> None:
         self.stopping, self.tick = stopping, tick
@@ -202,13 +234,13 @@ class _Callback:
             self.stopping.load_state_dict(state)
 
 
-# Pyro's handlers and parameters, and the random state, are of all threads together.
+# Pyro's handlers and parameters, and the random state, are shared by all threads.
 _ALONE = threading.RLock()
 
 
 @contextmanager
 def isolated(seed: int) -> Iterator[None]:
-    """Neither Pyro's parameters nor the random state outside are touched; one thread at a time."""
+    """Leaves Pyro's parameters and the random state outside unchanged; one thread at a time."""
     with _ALONE, untouched_random_state(), pyro.get_param_store().scope():
         pyro.set_rng_seed(seed)
         yield

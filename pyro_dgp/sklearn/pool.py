@@ -1,18 +1,18 @@
-r"""The linear pool of the deep GP, the trees by themselves and the targets' own distribution.
+r"""The linear pool of the deep GP, the trees and the marginal distribution of the targets.
 
-A model that learns densities from few or noisy rows can do worse than no model at all. So its
-distribution function is pooled with two that cannot overfit,
+A model that learns densities from few or noisy rows can be worse than no model at all. Therefore
+its distribution function is pooled with two others that hardly overfit,
 
 .. math:: F = w_1 F_{dgp} + w_2 F_{trees} + w_3 F_{marginal}, \qquad
     \mathrm{logit}\, F_c(y) = k\, \mathrm{logit}\, F(y),
 
-with weights of smallest CRPS on rows that the pooled distributions have not seen. The CRPS of a
-pool is a quadratic form in its weights, :math:`\int (F - H)^2`, so this is a quadratic programme. A
-pool is wider than its parts (Gneiting and Ranjan 2013), hence the exponent k, chosen likewise.
+with weights that minimise the CRPS of held-out rows. The CRPS of a pool is a quadratic form in its
+weights, :math:`\int (F - H)^2`, so this is a quadratic programme. A pool is wider than its parts
+(Gneiting and Ranjan 2013); the exponent k, chosen likewise, corrects this.
 
 One component in 500 (of 251 or more) is the normal distribution with the mean and the standard
-deviation of all targets: no model has seen everything, and a row that all three parts exclude would
-cost hundreds of nats. The mean CRPS does not notice, as it is stationary at a calibrated forecast.
+deviation of all targets: a row that all three parts exclude would cost hundreds of nats. The mean
+CRPS hardly changes, as it is stationary at a calibrated forecast.
 
 Sources: Stone (1961) for pools; Breiman (1996), "Stacked regressions"; Yao et al. (2018) for
 stacking of distributions; Ranjan and Gneiting (2010) for recalibrated pools; Hesterberg (1995) for
@@ -48,9 +48,9 @@ __all__ = [
 _DEFENSIVE = 0.002
 # Points at which distribution functions are compared.
 _NUM_POINTS = 200
-# Kernel widths, in standard deviations of y, of which the likeliest is taken.
+# Candidates for kernel widths, in standard deviations of y.
 _WIDTHS = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5)
-# Targets that stand for all of them, and rows that kernels' widths are chosen by.
+# Number of targets that represent all of them, and of rows for choosing kernel widths.
 _NUM_TARGETS = 500
 _NUM_LOOKED_AT = 500
 
@@ -59,10 +59,12 @@ Lattice = tuple[float, float] | None
 
 @dataclass
 class HeldOut:
-    """Some rows, and what is known of them without them, on the scale of training.
+    """Held-out rows and models that were trained without them, on the scale of training.
 
-    :param PredictiveMixture dgp: The deep GP's, batch shape [n], or [n] and event shape [P].
-    :param Features features: Of the rows that trained.
+    :param Fold rows: The held-out rows.
+    :param Fold trained: The rows that were trained on.
+    :param PredictiveMixture dgp: Prediction of the deep GP; batch shape [n], event shape [] or [P].
+    :param Features features: Features fitted to the rows that were trained on.
     """
 
     rows: Fold
@@ -77,7 +79,7 @@ class HeldOut:
 
 
 def held_out_weights(parts: Sequence[HeldOut]) -> np.ndarray:
-    """Of all rows held out, [n], with mean 1."""
+    """Weights of all held-out rows, with mean 1, [n]."""
     weights = [np.ones(len(p.y)) if p.rows.weights is None else p.rows.weights for p in parts]
     weights = np.concatenate(weights)
     return weights / weights.mean()
@@ -87,10 +89,11 @@ def held_out_weights(parts: Sequence[HeldOut]) -> np.ndarray:
 class Pool:
     """Weights and kernels of a pool; by default the deep GP alone.
 
-    :param dict weights: Of "dgp", "trees" and "marginal"; their sum is 1.
-    :param dict widths: Standard deviations of the kernels about trees' predictions and targets.
-    :param float exponent: k; 1 for none.
-    :param numpy.ndarray targets: Of training, evenly through their distribution, [Q, P].
+    :param dict weights: Weights of "dgp", "trees" and "marginal"; their sum is 1.
+    :param dict widths: Standard deviations of the kernels around predictions of trees ("trees") and
+        around targets ("marginal").
+    :param float exponent: Exponent k of the recalibration; 1 for none.
+    :param numpy.ndarray targets: Training targets spread evenly over their distribution, [Q, P].
     """
 
     weights: dict[str, float] = field(default_factory=lambda: {"dgp": 1.0})
@@ -102,16 +105,17 @@ class Pool:
     def fitted(
         cls, parts: Sequence[HeldOut], data: Fold, lattice: Lattice, rng: np.random.Generator
     ) -> "Pool":
-        """The pool of smallest CRPS on rows held out.
+        """The pool that minimises the CRPS of held-out rows.
 
-        :param parts: Of different rows.
+        :param parts: Held-out rows and their predictions, each of different rows.
         :param Fold data: All training rows.
         :param lattice: Origin and step of the targets' lattice, or None.
+        :param numpy.random.Generator rng: Source of randomness.
         """
         y, row_weights = np.concatenate([part.y for part in parts]), held_out_weights(parts)
         num_rows, num_outputs = y.shape
-        # Of each part by the rows that trained: a target that is its own kernel's centre would make
-        # the narrowest kernels the likeliest.
+        # For each part from its training rows: with a target as the centre of its own kernel, the
+        # narrowest kernels would be the most likely ones.
         size = min(_NUM_TARGETS, *(len(part.trained.y) for part in parts))
         centres = [spread(part.trained, size, rng)[:, None] for part in parts]
         marginal = [
@@ -143,7 +147,7 @@ class Pool:
         F = [np.concatenate(cdf) for cdf in cdfs.values()]
         w = stacking_weights(F, H, width)
         exponent = 1.0
-        if num_outputs == 1:  # of several, no transformation acts on the joint distribution
+        if num_outputs == 1:  # no such transformation acts on a joint distribution
             mixed = sum((w_i * F_i for w_i, F_i in zip(w, F, strict=True)), np.zeros(()))
             exponent = best_exponent(
                 torch.as_tensor(mixed), torch.as_tensor(H), torch.as_tensor(width)
@@ -156,23 +160,25 @@ class Pool:
 
     @classmethod
     def from_state(cls, state: dict) -> "Pool":
-        """Of :meth:`state`."""
+        """The pool with a :meth:`state`."""
         return cls(**state | {"targets": state["targets"].numpy()})
 
     def counts(self, num_samples: int) -> dict[str, int]:
-        """Components of each part among so many, in proportion to the weights.
+        """Number of components per part, in proportion to the weights.
 
-        Of a pool that was fitted, "normal" is a part, too.
+        A fitted pool has "normal" as a further part.
+
+        :param int num_samples: Number of components of all parts.
         """
         normal = round(_DEFENSIVE * num_samples) if self.widths else 0
-        # Rounded sums, so that the counts' sum is right.
+        # Cumulative weights are rounded, so that the counts add up.
         sums = np.cumsum([0.0, *self.weights.values()]) * (num_samples - normal)
         counts = np.diff(np.round(sums).astype(int)).tolist()
         return dict(zip(self.weights, counts, strict=True)) | {"normal": normal}
 
 
 def kernels(samples: np.ndarray, width: float, lattice: Lattice) -> Distribution:
-    """Normals about samples, [S, N, P], which a lattice rounds."""
+    """Normal distributions around samples, [S, N, P], rounded to a lattice if there is one."""
     loc = torch.as_tensor(np.ascontiguousarray(samples), dtype=torch.float64)
     scale = torch.full((), width, dtype=torch.float64).expand(loc.shape)
     if lattice is None:
@@ -183,25 +189,26 @@ def kernels(samples: np.ndarray, width: float, lattice: Lattice) -> Distribution
 def likeliest_width(
     samples: np.ndarray, y: np.ndarray, lattice: Lattice, weights: np.ndarray
 ) -> float:
-    """The kernels' standard deviation that makes held-out targets likeliest.
+    """The standard deviation of kernels that maximises the likelihood of held-out targets.
 
-    :param numpy.ndarray samples: [S, n, P].
-    :param numpy.ndarray y: [n, P].
-    :param numpy.ndarray weights: Of the rows, [n].
+    :param numpy.ndarray samples: Centres of the kernels, [S, n, P].
+    :param numpy.ndarray y: Held-out targets, [n, P].
+    :param lattice: Origin and step of the targets' lattice, or None.
+    :param numpy.ndarray weights: Weights of the rows, [n].
     """
     rows = np.unique(np.linspace(0, len(y) - 1, _NUM_LOOKED_AT).astype(int))
     samples, target = samples[:, rows], torch.as_tensor(y[rows])
 
     def log_density(width: float) -> float:
         p = PredictiveMixture(kernels(samples, width, lattice), 1)
-        # A row that no sample comes near would decide all by itself.
+        # Clamped, as a row far from all samples would decide alone.
         return float(weights[rows] @ p.log_prob(target).clamp_min(-20.0).numpy())
 
     return max(_WIDTHS, key=log_density)
 
 
 def spread(data: Fold, number: int, rng: np.random.Generator) -> np.ndarray:
-    """So many targets evenly through their distribution, [number, P]."""
+    """A given number of targets spread evenly over their distribution, [number, P]."""
     y, weights = data.y.reshape(len(data.y), -1), data.weights
     order = np.argsort(y[:, 0], kind="stable") if y.shape[1] == 1 else rng.permutation(len(y))
     share = np.full(len(y), 1 / len(y)) if weights is None else weights[order] / weights.sum()
@@ -210,7 +217,7 @@ def spread(data: Fold, number: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _points(y: np.ndarray, lattice: Lattice) -> tuple[np.ndarray, np.ndarray]:
-    """Where distribution functions are compared, [G], and how much each point counts, [G]."""
+    """Points at which distribution functions are compared, [G], and their weights, [G]."""
     low, high = y.min(), y.max()
     if lattice is not None and (high - low) / lattice[1] < 2 * _NUM_POINTS:
         first, last = (round((end - lattice[0]) / lattice[1]) for end in (low, high))
@@ -222,7 +229,7 @@ def _points(y: np.ndarray, lattice: Lattice) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _cdf(p: PredictiveMixture, points: np.ndarray, output: int) -> np.ndarray:
-    """Of one output, [n, G]."""
+    """Distribution function of one target at some points, [n, G]."""
     found = []
     for x in points:
         values = torch.full(p.batch_shape + p.event_shape, x, dtype=torch.float64)
@@ -232,12 +239,12 @@ def _cdf(p: PredictiveMixture, points: np.ndarray, output: int) -> np.ndarray:
 
 
 def stacking_weights(cdfs: Sequence[np.ndarray], H: np.ndarray, width: np.ndarray) -> np.ndarray:
-    """Weights, not negative and with sum 1, of the linear pool of smallest mean CRPS.
+    """Non-negative weights with sum 1 of the linear pool that minimises the mean CRPS.
 
     :param cdfs: C distribution functions at G points for n rows, [n, G] each.
-    :param numpy.ndarray H: Whether a row's target is at most the point, [n, G].
+    :param numpy.ndarray H: Indicators that a row's target is at most the point, [n, G].
     :param numpy.ndarray width: Quadrature weights of the points, [n, G] or [G].
-    :returns: [C].
+    :returns: Weights of the distributions, [C].
     """
     root = np.sqrt(width)
     distances = [((cdf - H) * root).ravel() for cdf in cdfs]

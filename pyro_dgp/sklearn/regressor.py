@@ -46,82 +46,85 @@ __all__ = ["LatentDGPRegressor", "Predictive"]
 Predictive = PredictiveMixture | Recalibrated | Exponentiated
 _AsLikelihood = str | type[Likelihood] | Likelihood
 
-# Numbers that one predictive distribution may hold: 2^22 doubles are 32 MiB.
+# Most numbers in one predictive distribution: 2^22 doubles are 32 MiB.
 _CHUNK = 2**22
-# Targets on a lattice of at most so many points are taken for rounded ones.
+# Targets on a lattice of at most this many points are modelled as rounded ones.
 _MOST_POINTS = 100
 # Likelihoods of the real line, or of a lattice on it, whose distributions can be pooled.
 _POOLED = (GaussianLikelihood, HeteroscedasticGaussian, StudentT, Rounded)
 
 
 class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
-    r"""Regression that predicts a density: skewed, bimodal, heteroscedastic as the data ask for.
+    r"""Regression that predicts a density, which may be skewed, bimodal or heteroscedastic.
 
     A :class:`~pyro_dgp.gp.LatentDGP` trained with doubly reparameterised gradients, on the inputs
-    and what trees that have not seen the row say of it; its density is pooled with a forest's own
-    and with the targets' distribution, as far as that helps on rows held out. Inputs and targets
-    may have any units: they are standardised inside, and answers come in the targets' units,
-    densities included.
+    and on out-of-bag or cross-fitted predictions of trees; its density is pooled with that of a
+    forest and with the marginal distribution of the targets, with weights chosen on held-out rows.
+    Inputs and targets may have any units: they are standardised internally, and all results are in
+    units of the targets, densities included.
 
     >>> model = LatentDGPRegressor(random_state=0).fit(X, y)
     >>> model.predict_quantiles(X_new, [0.05, 0.5, 0.95])
 
     Sources: Rudner et al. (2021) for the model; :mod:`~pyro_dgp.sklearn.features` and
-    :mod:`~pyro_dgp.sklearn.pool` for what stands beside it.
+    :mod:`~pyro_dgp.sklearn.pool` for features and pool.
 
-    :param likelihood: What noise the targets have: a name of
+    :param likelihood: Likelihood of the targets: a name of
         :data:`~pyro_dgp.gp.likelihoods.LIKELIHOODS`, a class or an instance (on the
-        standardised scale; targets that cannot be standardised, such as counts, are left alone).
-        "auto" takes "rounded" where the targets lie on a lattice of at most 100 points, each of
-        them twice on average, and else "heteroscedastic". With "rounded", ``log_density`` gives
-        logarithms of probabilities.
-    :param str target_transform: "log" to model the logarithm of positive targets, as of prices,
-        sizes and durations with a long tail: no interval then reaches below 0. None for targets as
-        they are. Densities, scores and all other answers are in the targets' own units.
+        standardised scale; targets that cannot be standardised, such as counts, are used as they
+        are). "auto" means "rounded" if the targets lie on a lattice of at most 100 points, with two
+        rows per point on average, and "heteroscedastic" otherwise. With "rounded", ``log_density``
+        gives logarithms of probabilities.
+    :param str target_transform: Transformation of the targets: "log" to model the logarithm of
+        positive targets with a long tail, such as prices, sizes and durations; then no interval
+        reaches below 0. None for none. Densities, scores and all other results are in the original
+        units of the targets.
     :param features: Further inputs: "trees" for mean and log standard deviation over 200 extra
         trees, out of bag for training rows; "boosting" for cross-fitted predictions of gradient
         boosting; a scikit-learn regressor, for its cross-fitted predictions; several of these in a
-        tuple; None for none. "auto" takes trees and boosting.
-    :param bool pool: Pool the density with the trees' and the targets' own, by weights (and an
-        exponent of recalibration) that are chosen on held-out rows: four folds up to 5000 rows,
-        else one of a fifth of them, at most 2000. Each takes a fit of 40% of the steps. Only with
-        "gaussian", "heteroscedastic", "student_t" and "rounded", and 20 rows or more.
-    :param int n_estimators: Fits from different random numbers, whose mixture predicts.
-    :param int num_layers: GP layers; 1 is a shallow GP with a latent input.
+        tuple; None for none. "auto" means trees and boosting.
+    :param bool pool: Whether to pool the density with those of the trees and of all targets.
+        Weights and an exponent of recalibration are chosen on held-out rows: four folds up to 5000
+        rows, otherwise one of a fifth of the rows, at most 2000. Each fold takes a fit of 40% of
+        the steps. Only with "gaussian", "heteroscedastic", "student_t" and "rounded", and 20 rows
+        or more.
+    :param int n_estimators: Number of members with different seeds; their mixture is the
+        prediction.
+    :param int num_layers: Number of GP layers; 1 is a shallow GP with a latent input.
     :param int latent_dim: Dimension of the latent input; 0 for none.
-    :param str kernel: "rbf", "matern12", "matern32" or "matern52".
-    :param int num_inducing: Inducing inputs per layer; at most as many as there are training rows.
-    :param int K: Importance samples in training.
-    :param int num_steps: Most gradient steps of a fit; None for 2000, or 4000 for more than 5000
-        training rows.
-    :param int batch_size: Rows a step.
-    :param float lr: Adam's largest learning rate; it falls to 0 along half a cosine.
-    :param float time_limit: Seconds that ``fit`` may take, about; None for no limit. Steps are
-        timed, and fewer of them planned where the limit asks for it, with a warning. Growing trees
-        is not cut short.
-    :param float validation_fraction: Share of the rows, at most 2000, that is held out to keep the
-        parameters with the best CRPS on them; 0 for none: all rows train, to the end.
-    :param int patience: Training ends after so many held-out scores, of which there are 50, without
-        a better one; None for never.
-    :param int num_samples: Components of a predictive mixture.
-    :param int n_jobs: Processes that share the fits; None for 1, -1 for one per core. In one
-        process Ctrl-C leaves a usable model.
-    :param str dtype: "float32" or "float64".
-    :param str device: A torch device.
-    :param checkpoint: File from which an interrupted ``fit`` goes on, and that it writes, beside
-        others of the same name and a number; needs an integer ``random_state``. None for none. See
-        :func:`~pyro_dgp.infer.fit`.
-    :param random_state: An integer for the same result every time, a ``numpy.random.RandomState``,
-        or None.
-    :param bool verbose: Show a progress bar.
+    :param str kernel: Kernel of all layers: "rbf", "matern12", "matern32" or "matern52".
+    :param int num_inducing: Number of inducing inputs per layer, at most that of training rows.
+    :param int K: Number of importance samples in training.
+    :param int num_steps: Largest number of gradient steps of a fit; None for 2000, or 4000 for more
+        than 5000 training rows.
+    :param int batch_size: Number of rows per step.
+    :param float lr: Largest learning rate of Adam; it falls to 0 along half a cosine.
+    :param float time_limit: Approximate time for ``fit`` in seconds; None for no limit. Steps are
+        timed, and if necessary fewer are planned, with a warning. Growing trees is not cut short.
+    :param float validation_fraction: Share of the rows, at most 2000 of them, that is held out to
+        select the parameters with the best CRPS; 0 for none: all rows are used for training, and
+        the last parameters are kept.
+    :param int patience: Number of held-out scores, of 50 in all, without an improvement after which
+        training ends; None for no limit.
+    :param int num_samples: Number of components of the predictive mixture.
+    :param int n_jobs: Number of processes for the fits; None for 1, -1 for one per core. With one
+        process, Ctrl-C leaves a usable model.
+    :param str dtype: Dtype of the deep GP, "float32" or "float64".
+    :param str device: Torch device of the deep GP.
+    :param checkpoint: File that ``fit`` writes, with others of the same name and a number, and from
+        which an interrupted ``fit`` continues; needs an integer ``random_state``. None for none.
+        See :func:`~pyro_dgp.infer.fit`.
+    :param random_state: Seed: an integer for reproducible results, a
+        ``numpy.random.RandomState``, or None.
+    :param bool verbose: Whether to show a progress bar.
 
     After ``fit``, ``members_`` are the trained models, ``dgp_`` the first one's deep GP, on the
-    standardised scale; ``likelihood_`` the name of the likelihood; ``pool_weights_`` and
-    ``exponent_`` say what was pooled; ``num_steps_`` the steps planned; ``history_`` is the first
-    fit's :class:`~pyro_dgp.infer.TrainingHistory` (``interrupted`` after Ctrl-C; the model is
-    usable), ``validation_steps_`` and ``validation_crps_`` its held-out scores in standard
-    deviations of y, ``n_features_in_`` and, for data frames, ``feature_names_in_`` what X looked
-    like.
+    standardised scale; ``likelihood_`` is the name of the likelihood; ``pool_weights_`` and
+    ``exponent_`` describe the pool; ``num_steps_`` is the number of steps planned; ``history_`` is
+    the :class:`~pyro_dgp.infer.TrainingHistory` of the first member (``interrupted`` after Ctrl-C;
+    the model is usable), ``validation_steps_`` and ``validation_crps_`` are its held-out scores in
+    standard deviations of y; ``n_features_in_`` and, for data frames, ``feature_names_in_``
+    describe X.
     """
 
     _likelihoods = ("auto", *(n for n in LIKELIHOODS if n not in ("binomial", "categorical")))
@@ -143,9 +146,9 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
         """
         :param X: Inputs, [N, D]: an array or a data frame of numbers.
         :param y: Targets, [N] or [N, P].
-        :param sample_weight: How much rows count, relative to one another, [N]: training meets
-            rows in proportion, and those of weight 0 not at all.
-        :raises ValueError: If the data hold NaN or infinity, there is one row only, a target is
+        :param sample_weight: Relative weights of the rows, [N]: rows are drawn in proportion to
+            them in training, and those of weight 0 never.
+        :raises ValueError: If the data contain NaN or infinity, there is one row only, a target is
             constant or one that the likelihood or the transform does not accept, or a parameter is
             out of range.
         :raises NonFiniteError: If training diverged.
@@ -167,7 +170,7 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
 
     @property
     def validation_crps_(self) -> np.ndarray:
-        """The first member's mean CRPS on held-out rows, in standard deviations of y."""
+        """Mean CRPS of the first member on held-out rows, in standard deviations of y."""
         return np.array(self.members_[0].scores)
 
     @overload
@@ -181,8 +184,8 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
     ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
         """Predictive means.
 
-        :param X: [N, D].
-        :param bool return_std: Return standard deviations, too.
+        :param X: Inputs, [N, D].
+        :param bool return_std: Whether to return standard deviations, too.
         :returns: [N] or [N, P], or two such arrays.
         """
         parts = [(p.mean, p.stddev) for p in self._predictions(self._check_inputs(X))]
@@ -194,8 +197,8 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
     ) -> "np.ndarray | pd.DataFrame":
         """Quantiles of the predictive densities.
 
-        :param X: [N, D].
-        :param quantiles: Q probabilities, strictly between 0 and 1.
+        :param X: Inputs, [N, D].
+        :param quantiles: Probabilities, strictly between 0 and 1, [Q].
         :returns: [N, Q], or [N, Q, P] for several targets. For a data frame and one target, a data
             frame with its index and a column for each probability.
         :raises ValueError: If a probability is not strictly between 0 and 1.
@@ -218,9 +221,9 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
     ) -> np.ndarray:
         """Draws of targets. Waits while another thread fits, as other predictions do not.
 
-        :param X: [N, D].
-        :param int n_samples: Draws per row.
-        :param random_state: As that of the class.
+        :param X: Inputs, [N, D].
+        :param int n_samples: Number of draws per row.
+        :param random_state: Seed, as that of the class.
         :returns: [N, n_samples], or [N, n_samples, P] for several targets.
         """
         n_samples = check_integer("n_samples", n_samples, 1)
@@ -234,8 +237,8 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
     def log_density(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
         """Logarithms of the predictive densities at targets, per unit of y; jointly if several.
 
-        :param X: [N, D].
-        :param y: [N] or [N, P].
+        :param X: Inputs, [N, D].
+        :param y: Targets, [N] or [N, P].
         :returns: [N].
         """
         return self._compare(X, y, lambda p, target: p.log_prob(target))
@@ -243,8 +246,8 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
     def crps(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
         """Continuous ranked probability scores of targets, in units of y; smaller is better.
 
-        :param X: [N, D].
-        :param y: [N] or [N, P].
+        :param X: Inputs, [N, D].
+        :param y: Targets, [N] or [N, P].
         :returns: The shape of y.
         """
         return self._column(self._compare(X, y, lambda p, target: p.crps(target)))
@@ -255,8 +258,8 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
         Uniform in (0, 1) if the model is calibrated and targets are continuous; see
         :func:`~pyro_dgp.experiments.metrics.pit_bounds` for those that are not.
 
-        :param X: [N, D].
-        :param y: [N] or [N, P].
+        :param X: Inputs, [N, D].
+        :param y: Targets, [N] or [N, P].
         :returns: The shape of y.
         """
         return self._column(self._compare(X, y, lambda p, target: p.cdf(target)))
@@ -264,18 +267,18 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
     def predictive(self, X: ArrayLike, z: ArrayLike | None = None) -> Predictive:
         """The predictive distribution, in units of y and double precision.
 
-        :param X: [N, D]; the distribution holds ``2 * num_samples * N * P`` numbers.
-        :param z: Fix the latent input, [latent_dim], to see what it does: the distribution is then
-            the first member's deep GP's, without the pool.
+        :param X: Inputs, [N, D]; the distribution holds ``2 * num_samples * N * P`` numbers.
+        :param z: Fixed value of the latent input, [latent_dim], to see its effect; the distribution
+            is then that of the first member's deep GP, without the pool.
         """
         return self._predict(self._check_inputs(X), z)
 
     def predictives(self, X: ArrayLike) -> Iterator[Predictive]:
-        """:meth:`predictive` for some rows at a time, in order and in bounded memory.
+        """:meth:`predictive` for chunks of rows, in order and in bounded memory.
 
-        To ask several things of each distribution, which is computed once.
+        Use it to compute several quantities from each distribution.
 
-        :param X: [N, D].
+        :param X: Inputs, [N, D].
         """
         return self._predictions(self._check_inputs(X))
 
@@ -335,7 +338,7 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
         self._y_ndim, self._one_column = state["ndim"], state["one_column"]
 
     def _predict(self, X: np.ndarray, z: ArrayLike | None = None) -> Predictive:
-        """Of checked inputs, in units of y; with the same draws every time."""
+        """Predictive distribution of checked inputs, in units of y, always with the same draws."""
         p = self._predict_transformed(X, z)
         return p if self.target_transform is None else Exponentiated(p)
 
@@ -368,7 +371,7 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
                 sample = np.broadcast_to(centres[:, None], (len(centres), len(X), P))
             if sample is None:
                 raise ValueError("The pool has trees, but the model has no features of trees.")
-            # Trees are alike, and targets in order: every so many of them.
+            # Evenly spaced ones: trees are exchangeable, and targets are sorted.
             some = np.floor((np.arange(number) + 0.5) * len(sample) / number).astype(int)
             sample = sample[some] if self._y_ndim == 2 else sample[some, :, 0]
             parts.append(kernels(sample, self._pool.widths.get(name, 1.0), lattice))
@@ -376,8 +379,8 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
         return p if self._pool.exponent == 1 else Recalibrated(p, self._pool.exponent)
 
     def _predictions(self, X: np.ndarray) -> Iterator[Predictive]:
-        """Of checked inputs, some rows at a time."""
-        # All trees are asked, whatever num_samples.
+        """Predictive distributions of checked inputs, in chunks of rows."""
+        # All trees are evaluated, whatever num_samples.
         components = max(self.num_samples, NUM_TREES)
         rows = max(1, _CHUNK // (components * self._num_outputs))
         for start in range(0, len(X), rows):
@@ -418,12 +421,12 @@ def _logarithms(y: np.ndarray) -> np.ndarray:
 
 
 def _is_frame(X: object) -> "TypeGuard[pd.DataFrame]":
-    """Without pandas, which may not be there."""
+    """Whether it is a data frame; without pandas, which may be missing."""
     return hasattr(X, "iloc")
 
 
 def _scales(likelihood: _AsLikelihood) -> bool:
-    """Whether targets are real numbers, or a lattice of them, which standardising leaves so."""
+    """Whether targets can be standardised: real numbers, or those of a lattice."""
     return _is_real(likelihood) or issubclass(_kind(likelihood), Rounded)
 
 

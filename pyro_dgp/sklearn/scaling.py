@@ -1,4 +1,4 @@
-"""Standardising, with the errors that a user understands."""
+"""Standardisation of inputs and targets, with clear errors."""
 
 import numpy as np
 import torch
@@ -12,9 +12,9 @@ def fitted_scaler(
 ) -> StandardScaler:
     """A ``StandardScaler``.
 
-    :param str name: Of the argument, for messages.
-    :param numpy.ndarray values: [N, D].
-    :param numpy.ndarray weights: [N], or None.
+    :param str name: Name of the argument, for error messages.
+    :param numpy.ndarray values: Values to be standardised, [N, D].
+    :param numpy.ndarray weights: Weights of the rows, [N], or None.
     :raises ValueError: If values are too large for a mean and a standard deviation.
     """
     with np.errstate(over="ignore", invalid="ignore"):
@@ -30,7 +30,7 @@ def fitted_scaler(
 
 
 def scaler_of(mean: torch.Tensor, scale: torch.Tensor) -> StandardScaler:
-    """The scaler with these numbers, [D] each."""
+    """The scaler with given means and standard deviations, [D] each."""
     scaler = StandardScaler()
     scaler.mean_, scaler.scale_ = mean.numpy(), scale.numpy()
     scaler.var_ = scaler.scale_**2
@@ -39,14 +39,17 @@ def scaler_of(mean: torch.Tensor, scale: torch.Tensor) -> StandardScaler:
 
 
 def mean_and_scale(scaler: StandardScaler) -> tuple[np.ndarray, np.ndarray]:
-    """What is subtracted and divided by, [D] each."""
+    """Means and standard deviations of a scaler, [D] each."""
     return np.asarray(scaler.mean_), np.asarray(scaler.scale_)
 
 
 def transformed(name: str, scaler: StandardScaler, values: np.ndarray) -> np.ndarray:
     """Standardised values, [N, D].
 
-    :raises ValueError: If one of them is further away than single precision can square.
+    :param str name: Name of the argument, for error messages.
+    :param StandardScaler scaler: A fitted scaler.
+    :param numpy.ndarray values: Values, [N, D].
+    :raises ValueError: If the square of one of them would overflow in single precision.
     """
     with np.errstate(over="ignore"):
         scaled = np.asarray(scaler.transform(values))
@@ -60,6 +63,6 @@ def transformed(name: str, scaler: StandardScaler, values: np.ndarray) -> np.nda
 
 
 def numbers(scaler: StandardScaler) -> dict[str, torch.Tensor]:
-    """Of which :func:`scaler_of` makes it again."""
+    """Arguments of :func:`scaler_of` that give the same scaler."""
     mean, scale = mean_and_scale(scaler)
     return {"mean": torch.as_tensor(mean), "scale": torch.as_tensor(scale)}

@@ -20,24 +20,29 @@ from pyro_dgp.sklearn.pool import HeldOut
 
 __all__ = ["Fits", "Schedule", "fit_all"]
 
-# Folds up to so many rows; beyond, a fifth of the rows once, at most so many of them.
+# Number of folds; for more rows than this, a fifth of the rows is held out once, up to a maximum.
 _NUM_FOLDS, _MANY_ROWS = 4, 5000
 _MOST_HELD_OUT = 2000
-# Steps of a fold's fit, as a share: weights of a pool need no last digit.
+# Share of the steps in the fit of a fold: weights of a pool need less precision.
 _FOLD_SHARE = 0.4
-# Components of held-out predictions.
+# Number of components of held-out predictions.
 _NUM_SAMPLES = 200
-# Steps that are timed, after some that are slower; and the share of the time left to plan with.
+# Number of steps before timing, which are slower; of timed steps; and the share of the remaining
+# time that is used.
 _NUM_WARM, _NUM_TIMED, _SAFE = 3, 10, 0.8
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """What is to be done.
+    """Settings of the fits of a model.
 
-    :param int num_steps: Of each member.
-    :param bool pooled: Whether to hold out folds.
-    :param deadline: Of ``time.monotonic``, or None.
+    :param int num_steps: Number of steps per member.
+    :param int num_members: Number of members.
+    :param bool pooled: Whether to hold out folds for a pool.
+    :param deadline: End of the time limit, as of ``time.monotonic``, in seconds, or None.
+    :param int n_jobs: Number of processes; None for joblib's default.
+    :param bool progress: Whether to show a progress bar.
+    :param checkpoint: File from which interrupted fits continue, or None.
     """
 
     num_steps: int
@@ -51,10 +56,12 @@ class Schedule:
 
 @dataclass
 class Fits:
-    """What came of it.
+    """Results of the fits of a model.
 
-    :param int num_steps: Planned for each member.
-    :param int num_late: Fits that the deadline has ended before their last step.
+    :param list members: The trained members.
+    :param list held_out: Held-out rows of the folds, with their predictions.
+    :param int num_steps: Number of steps planned per member.
+    :param int num_late: Number of fits that the deadline ended before their last step.
     """
 
     members: list[Member]
@@ -78,9 +85,9 @@ class _Job:
     prepared: tuple[Member, torch.Tensor] | None = None
 
     def run(self, tick: Callable[[], object] | None = None) -> "_Done":
-        """Trains, and predicts the rows left out if nothing cut training short.
+        """Trains, and predicts the rows left out unless training ended early.
 
-        :param tick: Called after every step.
+        :param tick: A function called after every step.
         """
         train, seed = self.train, self.seed
         member, A = self.prepared or Member.prepared(
@@ -100,7 +107,7 @@ class _Job:
             held_out=self.early, tick=callback, checkpoint=self.checkpoint,
         )  # fmt: skip
         late = late and len(member.history.losses) < self.num_steps
-        # Weights of a pool by a fit that is not done would be wrong for those that are.
+        # An unfinished fit would give pool weights that do not suit the finished ones.
         if self.test is None or late or member.history.interrupted:
             return _Done(member, None, late)
         generator = torch.Generator(self.recipe.device).manual_seed(seed)
@@ -123,17 +130,21 @@ def fit_all(
     held_out: Fold | None,
     schedule: Schedule,
 ) -> Fits:
-    """Members on all rows first, then those that leave folds out.
+    """Fits members to all rows first, and then one model per fold without the fold's rows.
 
-    Ctrl-C ends the fit at hand and drops those to come; if it was a fold's, the pool is chosen by
-    the folds before it.
+    Ctrl-C ends the current fit and skips the following ones; if it was a fold's, the pool is fitted
+    on the folds before it.
 
-    :param Fold held_out: For early stopping, or None.
+    :param Recipe recipe: The settings of members.
+    :param Fold data: The training rows.
+    :param int seed: Seed of all fits.
+    :param Fold held_out: Rows for early stopping, or None.
+    :param Schedule schedule: The settings of the fits.
     """
     folds = list(_folds(len(data.X), seed)) if schedule.pooled else []
     num_steps = schedule.num_steps
     prepared = None
-    # A process of somebody else's pool starts none of its own.
+    # A worker process of another pool starts no processes.
     alone = multiprocessing.parent_process() is not None
     n_jobs = 1
     if not alone:  # None is joblib's default, whatever its annotation says
@@ -163,7 +174,7 @@ def fit_all(
             for one in jobs:
                 done.append(one.run(bar.update))
                 if done[-1].member.history.interrupted:
-                    done[0].member.history.interrupted = True  # whichever fit it was
+                    done[0].member.history.interrupted = True  # in whichever fit
                     break
         else:
             run = joblib.delayed(_run_alone)
@@ -184,7 +195,7 @@ def _run_alone(job: _Job, num_threads: int) -> _Done:
 
 
 def _folds(num_rows: int, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Rows that train and rows held out."""
+    """Indices of training rows and of held-out rows."""
     if num_rows <= _MANY_ROWS:
         yield from KFold(_NUM_FOLDS, shuffle=True, random_state=seed).split(np.empty(num_rows))
         return
@@ -202,11 +213,11 @@ def _planned(
     num_folds: int,
     workers: int,
 ) -> tuple[int, tuple[Member, torch.Tensor] | None]:
-    """Steps of a member that the deadline allows, as long as some take that are thrown away, and
-    what the first one needs to start.
+    """The number of steps per member that the deadline allows, from the time of some trial steps,
+    and the first member, prepared for training.
 
-    A run that goes on from checkpoints needs the steps that were planned at first, which a file
-    beside them keeps.
+    A run that continues from checkpoints needs the number planned at first, which is kept in a file
+    beside them.
     """
     plan, first = None, schedule.checkpoint
     if first is not None:
@@ -222,7 +233,7 @@ def _planned(
         recipe, tensors, data.weights, seed, _NUM_WARM + _NUM_TIMED,
         tick=lambda: times.append(time.monotonic()) or False,
     )  # fmt: skip
-    if timed.history.interrupted:  # nothing is there to be kept
+    if timed.history.interrupted:  # there is nothing to keep yet
         raise KeyboardInterrupt
     step = (times[-1] - times[_NUM_WARM - 1]) / _NUM_TIMED
     left = deadline - time.monotonic()
