@@ -1,1 +1,1 @@
-"""One's own table: reading it, a report on held-out rows, and the commands that do so."""
+"""Tables in files: reading, reports on held-out rows, and the commands of ``pyro-dgp``."""

@@ -1,4 +1,4 @@
-"""From texts in cells to numbers, dates and categories."""
+"""Conversion of the texts in cells to numbers, dates and categories."""
 
 import re
 from collections.abc import Container, Iterable, Iterator, Sequence
@@ -13,12 +13,13 @@ from pyro_dgp.table.reading import MISSING, Table
 
 __all__ = ["Conventions", "bad_cells", "typed"]
 
-# What is mostly numbers, or dates, is a column of them with mistakes.
+# A column whose cells are numbers, or dates, in more than this share is a column of them with
+# errors.
 _MOSTLY = 0.5
-# A column tells of decimal marks if so many of its texts are numbers, and tells by a mark only if
-# by more cells than so many of the others.
+# A column determines the decimal mark if this share of its texts are numbers, and if the share of
+# cells that are numbers by one mark only is larger than the second value.
 _NEARLY_ALL, _MISTAKES = 0.9, 0.05
-# Fewer different numbers than this may be codes, among which a text is one more.
+# Fewer different numbers than this may be codes, and a text among them another code.
 _FEW_CODES = 10
 _NUM_NAMED = 5
 
@@ -29,7 +30,7 @@ _NUMBER = re.compile(
     r"(?P<body>[0-9.,'’ ]*[0-9][.,]?(?:[eE][+-]?[0-9]+)?)"
     rf"\s*(?P<after>{_CURRENCY}|%|‰)?(?P<close>\))?"
 )
-# Thousands set apart, or digits; decimals; an exponent. By the decimal mark.
+# Digits, perhaps with thousands separators; decimals; an exponent. By the decimal mark.
 _BODY = {
     mark: re.compile(
         rf"(?:[1-9]\d{{0,2}}(?:[{other}]\d{{3}})+|[1-9]\d{{0,2}}(?:['’ ]\d{{3}})+|\d*)"
@@ -48,12 +49,13 @@ _DATE = re.compile(
 
 @dataclass
 class Conventions:
-    """How numbers and dates are written. Plain data, to be kept with a model.
+    """How numbers and dates are written; plain data, saved with a model.
 
-    :param str decimal: The decimal mark, "." or ","; None if nothing has told.
-    :param str dates: "dmy" for days first and "mdy" for months first, as in 3/4/2021; or None.
-    :param list missing: What means that a number or a date is missing, beside empty cells and
-        NA, NaN, null, none, ?, - and the like.
+    :param str decimal: Decimal mark, "." or ","; None if unknown.
+    :param str dates: Order in dates such as 3/4/2021: "dmy" for days first, "mdy" for months first;
+        None if unknown.
+    :param list missing: Texts for missing numbers or dates, besides empty cells and NA, NaN, null,
+        none, ?, - and the like.
     :param dict signs: Signs of units, such as % or €, by columns.
     """
 
@@ -69,11 +71,12 @@ class Conventions:
             raise ValueError(f"--dates must be dmy or mdy, but it is {self.dates!r}.")
 
     def means_missing(self, text: str) -> bool:
+        """Whether a text stands for a missing value."""
         return text.lower() in MISSING or text in self.missing
 
     @property
     def missing_numbers(self) -> list[float]:
-        """Those of ``missing`` that are numbers, however they are written."""
+        """Entries of ``missing`` that are numbers, with either decimal mark."""
         return [float(m.replace(",", ".")) for m in self.missing if _PLAIN.fullmatch(m)]
 
 
@@ -87,16 +90,17 @@ def typed(
     categorical: Iterable[str] = (),
     lenient: Iterable[str] = (),
 ) -> tuple[pd.DataFrame, Conventions, list[str]]:
-    """Columns of numbers (float64), of dates, and of texts (object), each NaN where missing.
+    """Columns of numbers (float64), of dates, and of texts (object), NaN where missing.
 
-    :param Conventions conventions: Given by the user; what is None is found.
-    :param Conventions usual: Those of another table, which decide where this one does not tell.
-    :param numeric: Columns that must hold numbers, dates and texts; what others hold is found.
-    :param dates: See ``numeric``.
-    :param categorical: See ``numeric``.
-    :param lenient: Numeric columns of which a cell that holds no number is missing.
+    :param Table table: The table.
+    :param Conventions conventions: Conventions given by the user; None means to be recognised.
+    :param Conventions usual: Conventions of another table, used where this one is ambiguous.
+    :param numeric: Names of columns that must contain numbers; other kinds are recognised.
+    :param dates: Names of columns that must contain dates.
+    :param categorical: Names of columns that must contain texts.
+    :param lenient: Names of numeric columns in which a cell without a number is missing.
     :returns: The columns, the conventions found, and notes.
-    :raises ValueError: If a cell of a column of numbers holds none, or numbers or dates may be read
+    :raises ValueError: If a cell of a numeric column is no number, or numbers or dates can be read
         in two ways.
     """
     numeric, dates, categorical = list(numeric), list(dates), list(categorical)
@@ -180,11 +184,11 @@ def _notes_of_signs(signs: dict[str, str], usual: dict[str, str]) -> Iterator[st
 
 
 class _Texts:
-    """The cells of a column of texts, among which a spreadsheet may have numbers.
+    """The cells of a column of texts, which may contain numbers of a spreadsheet.
 
-    :param str name: Of the column.
+    :param str name: Name of the column.
     :param pandas.Series cells: Texts with plain spaces and minus signs, "" where missing.
-    :param pandas.Series exact: The numbers among them as they are, NaN elsewhere.
+    :param pandas.Series exact: Numbers of a spreadsheet among them, NaN elsewhere.
     :param list values: The different texts that are neither missing nor such numbers.
     """
 
@@ -207,7 +211,7 @@ class _Texts:
         return self.cells.where(self.cells != "").astype(object)
 
     def share(self, good: Container[str]) -> float:
-        """Of the cells that are not missing, those that are numbers, or good."""
+        """Share of the cells that are not missing which are numbers, or in ``good``."""
         present = self.cells[(self.cells != "") & ~self.cells.map(self.conventions.means_missing)]
         if not len(present):
             return 0.0
@@ -229,14 +233,14 @@ def _is_string(column: pd.Series | pd.Index) -> bool:
 
 
 def _without(numbers: pd.Series, conventions: Conventions) -> pd.Series:
-    """Numbers but for those that mean missing."""
+    """Numbers, NaN for those that stand for missing values."""
     return numbers.mask(numbers.isin(conventions.missing_numbers))
 
 
 def _of_dtype(
     name: str, column: pd.Series, kind: str | None, conventions: Conventions
 ) -> pd.Series:
-    """A column that the file says the kind of."""
+    """A column whose kind is known from the file."""
     if isinstance(column.dtype, pd.CategoricalDtype):
         column = column.astype(column.cat.categories.dtype)
     if kind == "text":
@@ -250,7 +254,7 @@ def _of_dtype(
         )
     if pd.api.types.is_timedelta64_dtype(column):
         return column.dt.total_seconds()
-    try:  # numbers, truth values, decimals, also with missing ones among them
+    try:  # numbers, truth values or decimals, some of them perhaps missing
         numbers = numeric(column.astype(object).where(column.notna(), np.nan))
         return _without(numbers.astype("float64"), conventions)
     except (TypeError, ValueError):
@@ -269,14 +273,14 @@ def _of_dtype(
 
 
 class _Reader:
-    """What the texts of a column are as numbers, by the decimal mark."""
+    """Reads the texts of a column as numbers, by the decimal mark."""
 
     def __init__(self, texts: "_Texts") -> None:
         self.name, self.values = texts.name, (values := texts.values)
         self.affixes: set[str] = set()
         truth = {v.lower() for v in values} <= {"true", "false"}
         self._truth = {v: float(v.lower() == "true") for v in values} if truth else None
-        # All alike: of 5% and 5, who knows what the second is?
+        # Signs must be the same in all cells: beside 5%, the meaning of 5 is unclear.
         matches = {v: m for v in values if (m := _NUMBER.fullmatch(v)) and _is_whole(m)}
         signs = {v: m["before"] or m["after"] for v, m in matches.items()}
         kinds = {sign for sign in signs.values() if sign}
@@ -288,7 +292,7 @@ class _Reader:
         self._matches = matches
 
     def numbers(self, decimal: str) -> dict[str, float]:
-        """By text, of those that are numbers."""
+        """The numbers by text; texts that are no numbers are left out."""
         if self._truth is not None:
             return self._truth
         thousands = ",.'’ ".replace(decimal, "")
@@ -314,7 +318,7 @@ def _is_whole(match: re.Match) -> bool:
 
 
 def _decimal(table: Table, readers: Iterable[_Reader], usual: str | None) -> str | None:
-    """The mark by which all columns of numbers are such; None if any does."""
+    """The decimal mark by which all columns of numbers can be read; None if both can."""
     telling, doubtful = {}, None
     for reader in readers:
         point, comma = (reader.numbers(mark) for mark in ".,")
@@ -324,7 +328,7 @@ def _decimal(table: Table, readers: Iterable[_Reader], usual: str | None) -> str
             continue
         differing = [v for v in point.keys() & comma.keys() if point[v] != comma[v]]
         more, less = (point, comma) if len(point) > len(comma) else (comma, point)
-        # A cell in a hundred may be a mistake.
+        # A few cells may be errors.
         if len(more) - len(less) > _MISTAKES * len(differing):
             telling["." if more is point else ","] = reader
         elif differing:
@@ -353,15 +357,15 @@ def _dates(
 ) -> tuple[dict | None, str | None]:
     """Dates by text, and the order of days and months; None if the texts are no dates.
 
-    :param str order: Given, or found in other columns.
-    :param str usual: Of the training rows.
-    :param bool must: They are dates.
+    :param str order: Order given by the user or found in other columns, or None.
+    :param str usual: Order in the training rows, or None.
+    :param bool must: Whether the column must contain dates.
     """
     matches = {v: m for v in text.values if (m := _DATE.fullmatch(v))}
     if not must and len(matches) < max(_MOSTLY * len(text.values), 1):
         return None, order
     numbers = [m for m in matches.values() if m["a"]]
-    ordered = [m for m in numbers if m["t"] != "."]  # with points, days come first everywhere
+    ordered = [m for m in numbers if m["t"] != "."]  # with points, days always come first
     late = {"dmy": [m for m in ordered if int(m["a"]) > 12],
             "mdy": [m for m in ordered if int(m["b"]) > 12]}  # fmt: skip
     expected = order or usual
@@ -403,7 +407,7 @@ def _dates(
 
 
 def bad_cells(table: Table, rows: np.ndarray, values: Sequence) -> str:
-    """Some cells by their line in the file."""
+    """Some cells with their line numbers in the file."""
     named = [f"line {table.lines[i]} '{values[i]}'" for i in rows[:_NUM_NAMED]]
     more = f" and {len(rows) - _NUM_NAMED} more" if len(rows) > _NUM_NAMED else ""
     return ", ".join(named) + more

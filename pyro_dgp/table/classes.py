@@ -1,4 +1,4 @@
-"""Targets that are classes: probabilities, what is said of them, and how good they are."""
+"""Targets that are classes: predictions, scores and reports."""
 
 import argparse
 
@@ -17,7 +17,7 @@ ESTIMATOR = LatentDGPClassifier
 LOSS = "log loss"
 
 _OWN = "latent deep GP"
-# Of a class that was thought impossible.
+# Least probability in a log loss.
 _LEAST = 1e-15
 
 
@@ -29,16 +29,16 @@ def report(
     seed: int = 0,
     progress: bool = False,
 ) -> dict:
-    """Scores on held-out rows, of a model, the classes' shares and gradient boosting.
+    """Scores on held-out rows of a model, of class frequencies and of gradient boosting.
 
     :param model: A fitted :class:`~pyro_dgp.sklearn.LatentDGPClassifier`.
     :param data: X [N, D], classes [N], and weights, [N] or None, of the training rows.
-    :param held_out: X and classes of rows that training did not see.
-    :param list names: The name of the target.
-    :param int seed: Of the boosting.
-    :param bool progress: Not looked at: this is quick.
-    :returns: See :func:`scores`, with the two others beside the model: the shares of the classes in
-        the training rows, and scikit-learn's ``HistGradientBoostingClassifier``.
+    :param held_out: X and classes of rows that were not trained on.
+    :param list names: Name of the target, the only entry.
+    :param int seed: Seed of the boosting.
+    :param bool progress: Ignored, as this is quick.
+    :returns: Scores as of :func:`scores`, with two further methods: the class frequencies of the
+        training rows, and scikit-learn's ``HistGradientBoostingClassifier``.
     """
     (X_train, y_train, weights), (X, y) = data, held_out
     found = scores(model, X, y, names)
@@ -69,24 +69,26 @@ def scores(
     """Scores of a model on rows with classes.
 
     :param model: A fitted :class:`~pyro_dgp.sklearn.LatentDGPClassifier`.
-    :param X: [N, D].
-    :param y: Classes, [N], that the model knows.
-    :param list names: The name of the target.
-    :param bool progress: Not looked at.
+    :param X: Inputs, [N, D].
+    :param numpy.ndarray y: Classes that the model knows, [N].
+    :param list names: Name of the target, the only entry.
+    :param bool progress: Ignored.
     :returns: The number of ``rows``; by the name, of the ``targets`` the scores by methods:
-        ``log_loss`` (smaller is better), ``brier`` (the squared distance of probabilities from what
-        was, 0 to 2; smaller is better), ``accuracy`` of the likeliest class and their standard
-        errors ``..._error``, and ``auc``, the area under the ROC curve, of several classes the mean
-        over each that is there against the rest; None if there is one class only.
+        ``log_loss`` (smaller is better), ``brier`` (the squared distance of probabilities from
+        indicators, 0 to 2; smaller is better), ``accuracy`` of the most probable class and their
+        standard errors ``..._error``, and ``auc``, the area under the ROC curve, for several
+        classes the mean over each class that occurs against the rest; None if there is one class
+        only.
     """
     described = _described(y, model.classes_, model.predict_proba(X))
     return {"rows": len(y), "targets": {names[0]: {_OWN: described}}}
 
 
 def tables(found: dict, of: str = "held-out rows") -> list[ScoreTable]:
-    """Of :func:`report` or :func:`scores`, to be shown.
+    """Tables of the scores of :func:`report` or :func:`scores`.
 
-    :param str of: What rows they are.
+    :param dict found: The scores.
+    :param str of: Description of the rows.
     """
     ((name, methods),) = found["targets"].items()
     rows = [
@@ -117,10 +119,13 @@ def predictions(
     y: np.ndarray | None,
     args: argparse.Namespace,
 ) -> pd.DataFrame:
-    """The likeliest class and the probability of each; the log probability of what is known.
+    """The most probable class and the probability of each; the log probability of known classes.
 
+    :param LatentDGPClassifier model: A fitted model.
+    :param list targets: Name of the target, the only entry.
+    :param pandas.DataFrame X: Inputs, [N, D].
     :param y: Classes, missing where unknown, or None.
-    :param args: Of ``predict``.
+    :param args: Arguments of ``pyro-dgp predict``.
     """
     for name in ("quantiles", "level", "draws", "density"):
         if getattr(args, name):
@@ -141,7 +146,7 @@ def predictions(
 
 
 def _indicators(y: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """[N, C]; zeros for what is none of them."""
+    """Indicators of classes, [N, C]; zeros for other values."""
     return (np.asarray(y, dtype=object)[:, None] == np.asarray(classes, dtype=object)).astype(float)
 
 

@@ -1,4 +1,4 @@
-"""What the columns of a table mean to a model, and what it takes to do the same tomorrow."""
+"""How the columns of a table become inputs of a model, in training and for new rows."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,21 +16,22 @@ from pyro_dgp.table.reading import Table
 
 __all__ = ["Columns", "names_of_rows"]
 
-# So many categories are kept however rare; of more, those of so many rows, and no more than most.
+# Up to the first number, all categories are kept; of more, those with at least as many rows as the
+# second number, and at most the third number.
 _FEW_CATEGORIES, _ROWS_OF_CATEGORY, _MOST_CATEGORIES = 20, 5, 50
-# Fewer rows may be all different, or count up, by chance.
+# Fewer values than this may be all different, or consecutive, by chance.
 _ROWS_TO_JUDGE = 20
-# Beyond the training rows by more than this share of their range, the model has seen nothing alike.
+# Numbers outside the training range by more than this share of it are reported.
 _FAR = 0.5
 _OTHER, _MISSING = "(other)", "(missing)"
 
 
 def names_of_rows(frame: pd.DataFrame) -> dict[str, str]:
-    """Columns that tell rows apart and nothing else, and why they are thought to.
+    """Columns that only identify rows, with the reason.
 
-    Numbers that count up by one from row to row, and texts that are (nearly) all different.
+    These are numbers that increase by one per row, and texts that are (nearly) all different.
 
-    :param pandas.DataFrame frame: All rows as they stand in the file.
+    :param pandas.DataFrame frame: All rows in the order of the file.
     """
     found = {}
     for name, column in named_columns(_plain(frame)):
@@ -51,18 +52,18 @@ def names_of_rows(frame: pd.DataFrame) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Columns:
-    """What the columns of a table mean. Plain data, to be kept with a model.
+    """The roles and contents of the columns of a table; plain data, saved with a model.
 
     :param list targets: Names of the targets.
-    :param dict numbers: Of each numeric input: ``median``, ``low`` and ``high`` in the training
-        rows, and whether any was ``missing`` there.
-    :param dict dates: Of each input of dates, the same of each part that varies.
-    :param dict categories: Of each input of texts: those ``kept``, the most frequent first, and
-        whether there were ``other`` or ``missing`` ones.
-    :param dict conventions: How numbers and dates were written
+    :param dict numbers: Numeric inputs by name: ``median``, ``low`` and ``high`` in the training
+        rows, and whether any value was ``missing``.
+    :param dict dates: Inputs of dates by name: the same for each part that varies.
+    :param dict categories: Inputs of texts by name: the texts ``kept``, the most frequent first,
+        and whether there were ``other`` or ``missing`` ones.
+    :param dict conventions: How numbers and dates are written
         (:class:`~pyro_dgp.table.cells.Conventions`).
-    :param list constant: Columns that were left out because they do not vary.
-    :param list classes: The classes of the target, texts; None if targets are numbers.
+    :param list constant: Names of columns that were left out because they do not vary.
+    :param list classes: Classes of the target, as texts; None if targets are numbers.
     """
 
     targets: list[str]
@@ -82,15 +83,15 @@ class Columns:
         conventions: Conventions | None = None,
         classes: bool = False,
     ) -> "Columns":
-        """Looks at training rows.
+        """Determines the columns from training rows.
 
-        :param pandas.DataFrame frame: Numbers, dates and texts, as of
-            :func:`~pyro_dgp.table.cells.typed`; other numeric types and categories, too.
+        :param pandas.DataFrame frame: Numbers, dates and texts, as from
+            :func:`~pyro_dgp.table.cells.typed`; other numeric types and categories are allowed.
         :param targets: Names of the target columns.
         :param drop: Names of columns to leave out.
-        :param Conventions conventions: To be kept.
-        :param bool classes: Whether the target, the only one, is one of classes.
-        :raises ValueError: If a name is unknown, a target is none of numbers, there are too many
+        :param Conventions conventions: Conventions of the table, which are saved.
+        :param bool classes: Whether the target, which must be the only one, has classes.
+        :raises ValueError: If a name is unknown, a target is not numeric, there are too many
             classes, or no input is left.
         """
         if len({*targets, *drop}) < len(targets) + len(drop):
@@ -131,12 +132,12 @@ class Columns:
 
     @property
     def used(self) -> list[str]:
-        """The input columns."""
+        """Names of the input columns."""
         return [*self.numbers, *self.dates, *self.categories]
 
     @property
     def num_inputs(self) -> int:
-        """D of :meth:`inputs`."""
+        """Number D of columns of :meth:`inputs`."""
         numbers = sum(1 + seen["missing"] for seen in self.numbers.values())
         parts = sum(
             len(own) + any(seen["missing"] for seen in own.values()) for own in self.dates.values()
@@ -145,9 +146,12 @@ class Columns:
         return numbers + parts + sum(texts)
 
     def typed(self, table: Table, conventions: Conventions) -> tuple[pd.DataFrame, list[str]]:
-        """The columns that the model looks at, and targets, of another table.
+        """The input columns and targets of another table.
 
-        A target that is no number is missing.
+        A target that is no number counts as missing.
+
+        :param Table table: The table.
+        :param Conventions conventions: Conventions given by the user.
 
         :returns: The columns, and notes.
         :raises ValueError: See :func:`~pyro_dgp.table.cells.typed`.
@@ -173,11 +177,13 @@ class Columns:
         return frame, notes
 
     def inputs(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Numbers for a model, [N, D].
+        """Inputs of a model, [N, D].
 
-        Numbers with the median where one is missing; of dates year, month, day of the year, weekday
-        and hour, as far as they varied; and columns of 0 and 1 for each category and for what is
-        missing.
+        Missing numbers are replaced by the median; dates become year, month, day of the year,
+        weekday and hour, as far as these varied in training; categories and missing values have
+        indicator columns of 0 and 1.
+
+        :param pandas.DataFrame frame: Rows with the input columns.
 
         :raises ValueError: If a column is missing or of another kind, or a number is infinite.
         """
@@ -224,9 +230,10 @@ class Columns:
         return pd.DataFrame(parts, index=frame.index)
 
     def target_values(self, frame: pd.DataFrame) -> np.ndarray:
-        """Targets, [N], or [N, P] if there are several, or classes; NaN where one is missing.
+        """Targets, [N], or [N, P] if there are several, or classes; NaN where missing.
 
-        :raises ValueError: If they are no numbers, or infinite, or one is missing in all rows.
+        :param pandas.DataFrame frame: Rows with the target columns.
+        :raises ValueError: If they are not numeric, or infinite, or one is missing in all rows.
         """
         found = []
         for name in self.targets:
@@ -254,7 +261,7 @@ class Columns:
         return values[:, 0] if len(self.targets) == 1 else values
 
     def remarks(self, frame: pd.DataFrame) -> list[str]:
-        """What about rows is unlike the training rows, as sentences."""
+        """How rows differ from the training rows, as sentences."""
         return list(self._remarks(_plain(columns_of(frame, self.used))))
 
     def _remarks(self, frame: pd.DataFrame) -> Iterator[str]:
@@ -297,7 +304,7 @@ class Columns:
 
 
 def _plain(frame: pd.DataFrame) -> pd.DataFrame:
-    """Numbers as float64, dates and objects, whatever their types are called."""
+    """All columns as float64, dates or objects, whatever their dtype."""
     found = {}
     for name, column in named_columns(frame):
         if isinstance(column.dtype, pd.CategoricalDtype) or pd.api.types.is_string_dtype(column):
@@ -315,7 +322,7 @@ def _plain(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _range(name: str, values: pd.Series) -> dict | None:
-    """What the training rows have; None where they have one value only."""
+    """Median and range of the training rows; None if they have one value only."""
     _check_finite(name, values)
     missing = bool(values.isna().any())
     low, high = float(values.min()), float(values.max())
@@ -326,7 +333,7 @@ def _range(name: str, values: pd.Series) -> dict | None:
 
 def _kept(column: pd.Series) -> dict | None:
     counts = as_texts(column).value_counts()
-    # The order of equally frequent ones must not depend on that of the rows.
+    # The order of equally frequent texts must not depend on the order of the rows.
     counts = counts.sort_index().sort_values(ascending=False, kind="stable")
     kept = counts
     if len(counts) > _FEW_CATEGORIES:

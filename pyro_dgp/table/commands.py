@@ -13,7 +13,7 @@ _TABLE = (
 
 
 def _later(module: str, name: str) -> Callable[[argparse.Namespace], int]:
-    """A command that is imported when it runs: it needs more packages than the others."""
+    """A command that is imported when it runs, as it needs more packages than other commands."""
 
     def command(args: argparse.Namespace) -> int:
         return getattr(importlib.import_module(f"pyro_dgp.table.{module}"), name)(args)
@@ -25,11 +25,11 @@ def add_fit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     """Adds ``fit`` to the subparsers of ``argparse``."""
     fit = commands.add_parser(
         "fit",
-        help="learn predictive densities from a table of one's own",
-        description="Fits a latent-variable deep GP to a CSV, Parquet or Excel file, prints how "
-        "good it is on rows held out, and saves it to one file. Targets of texts, and of two "
-        "numbers, are classes. Texts become categories; what is missing is an input of its own. "
-        "Ctrl-C saves what there is, and the same command goes on.",
+        help="learn predictive densities from a table",
+        description="Fits a latent-variable deep GP to a CSV, Parquet or Excel file, prints its "
+        "scores on held-out rows, and saves it to one file. Targets of texts, or of two different "
+        "numbers, are classes. Texts become categories; missing values have indicator inputs. "
+        "Ctrl-C saves the progress, and the same command continues.",
         epilog="example: pyro-dgp fit houses.csv --target price --output houses.pt --report "
         "houses.html",
     )
@@ -38,12 +38,12 @@ def add_fit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     fit.add_argument("--target", nargs="+", required=True, help="column to predict, or several")
     fit.add_argument("--drop", nargs="+", default=[], metavar="COLUMN", help="columns to leave out")
     fit.add_argument(
-        "--weights", default=None, metavar="COLUMN", help="column of how much each row counts"
+        "--weights", default=None, metavar="COLUMN", help="column with the weight of each row"
     )
     for kind in ("numeric", "categorical"):
         fit.add_argument(
             f"--{kind}", nargs="+", default=[], metavar="COLUMN",
-            help=f"columns, the target among them, that are {kind}, whatever they look like",
+            help=f"columns, perhaps the target, to be treated as {kind}",
         )  # fmt: skip
     _add_reading(fit)
     fit.add_argument("--output", default="model.pt", help="file of the model (default model.pt)")
@@ -65,32 +65,38 @@ def add_fit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     )  # fmt: skip
     fit.add_argument(
         "--transform", choices=("log",), default=None,
-        help="model the target's logarithm: of positive targets with a long tail",
+        help="model the logarithm of the target, for positive targets with a long tail",
     )  # fmt: skip
     fit.add_argument(
         "--likelihood", default=None, metavar="NAME",
-        help="noise of the target, such as poisson for counts or ordinal for grades (default: "
-        "found)",
+        help="likelihood of the target, such as poisson for counts or ordinal for grades "
+        "(default: automatic)",
     )  # fmt: skip
     fit.add_argument(
-        "--steps", type=int, default=None, help="most training steps (default 2000 or 4000)"
+        "--steps",
+        type=int,
+        default=None,
+        help="largest number of training steps (default 2000 or 4000)",
     )
     fit.add_argument(
         "--time-limit", type=float, default=None, metavar="SECONDS",
-        help="take fewer steps if these would last longer (default: no limit)",
+        help="use fewer steps if they would take longer (default: no limit)",
     )  # fmt: skip
     fit.add_argument(
-        "--jobs", type=int, default=None, help="processes (default 1; -1 for one per core)"
+        "--jobs",
+        type=int,
+        default=None,
+        help="number of processes (default 1; -1 for one per core)",
     )
     fit.add_argument("--layers", type=int, default=2, help="number of GP layers (default 2)")
     fit.add_argument("--dtype", choices=("float32", "float64"), default="float32")
     fit.add_argument("--device", default="cpu", help="torch device (default cpu)")
-    fit.add_argument("--seed", type=int, default=0, help="default 0")
+    fit.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
     fit.add_argument("--quiet", action="store_true", help="no progress bar")
 
 
 def add_predict(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds ``predict``, likewise."""
+    """Adds ``predict`` to the subparsers of ``argparse``."""
     predict = commands.add_parser(
         "predict",
         help="predict the targets of new rows with a model of `pyro-dgp fit`",
@@ -115,9 +121,13 @@ def add_predict(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="ends of central intervals with this probability, such as 0.9",
     )  # fmt: skip
     predict.add_argument(
-        "--draws", type=int, default=0, metavar="N", help="draws of the target (default 0)"
+        "--draws",
+        type=int,
+        default=0,
+        metavar="N",
+        help="number of draws of the target (default 0)",
     )
-    predict.add_argument("--seed", type=int, default=0, help="of the draws (default 0)")
+    predict.add_argument("--seed", type=int, default=0, help="seed of the draws (default 0)")
     predict.add_argument(
         "--density", type=float, nargs=3, default=None, metavar=("LOW", "HIGH", "N"),
         help="the density at N targets from LOW to HIGH",
@@ -129,13 +139,13 @@ def add_predict(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 
 
 def add_evaluate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds ``evaluate``, likewise."""
+    """Adds ``evaluate`` to the subparsers of ``argparse``."""
     evaluate = commands.add_parser(
         "evaluate",
-        help="how good a model of `pyro-dgp fit` is on rows with known targets",
+        help="score a model of `pyro-dgp fit` on rows with known targets",
         description="Prints the mean log-likelihood (per unit of the target; larger is better), "
-        "the mean CRPS and the RMSE (in units of the target; smaller is better), and how many "
-        "targets central intervals cover; of classes log loss, Brier score, accuracy and AUC.",
+        "the mean CRPS and the RMSE (in units of the target; smaller is better), and the coverage "
+        "of central intervals; for classes log loss, Brier score, accuracy and AUC.",
         epilog="example: pyro-dgp evaluate houses.pt sold.csv --json",
     )
     evaluate.set_defaults(command=_later("predicting", "evaluate_command"))
@@ -149,13 +159,13 @@ def add_evaluate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def add_plot(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds ``plot``, likewise."""
+    """Adds ``plot`` to the subparsers of ``argparse``."""
     plot = commands.add_parser(
         "plot",
         help="draw the predictive densities of a model of `pyro-dgp fit`",
-        description="Draws calibration on the rows of a table, which columns matter, densities of "
-        "some rows, and density, quantiles and what the latent input does along one column, "
-        "the others at medians and most frequent texts.",
+        description="Draws calibration on the rows of a table, the importance of columns, densities "
+        "of some rows, and density, quantiles and the effect of the latent input along one "
+        "column, with the others at medians and most frequent texts.",
         epilog="example: pyro-dgp plot houses.pt houses.csv --input area --output figures",
     )
     plot.set_defaults(command=_later("plotting", "plot_command"))
@@ -164,25 +174,26 @@ def add_plot(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     _add_reading(plot)
     plot.add_argument(
         "--input", default=None, metavar="COLUMN",
-        help="column along the axis (default: the one that matters most)",
+        help="column along the axis (default: the most important one)",
     )  # fmt: skip
     plot.add_argument(
-        "--target", default=None, metavar="COLUMN", help="which of several (default: the first)"
+        "--target",
+        default=None,
+        metavar="COLUMN",
+        help="target to draw, of several (default: the first)",
     )
-    plot.add_argument(
-        "--rows", type=int, default=3, help="rows to draw, by their targets (default 3)"
-    )
+    plot.add_argument("--rows", type=int, default=3, help="number of rows to draw (default 3)")
     plot.add_argument("--output", default="figures", help="folder to write to (default figures)")
     plot.add_argument("--device", default="cpu", help="torch device (default cpu)")
 
 
 def add_report(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds ``report``, likewise."""
+    """Adds ``report`` to the subparsers of ``argparse``."""
     report = commands.add_parser(
         "report",
         help="one page about a model of `pyro-dgp fit`, with scores and pictures",
-        description="Writes a page in HTML: scores, calibration, the columns that matter, what the "
-        "model has learned along them.",
+        description="Writes a page in HTML: scores, calibration, the importance of columns, and "
+        "predictions along the most important ones.",
         epilog="example: pyro-dgp report houses.pt --output houses.html",
     )
     report.set_defaults(command=_later("plotting", "report_command"))
@@ -194,20 +205,26 @@ def add_report(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def _add_reading(parser: argparse.ArgumentParser) -> None:
-    """What says how a table is written, where that is not clear."""
-    group = parser.add_argument_group("how the table is written, where that is not clear")
-    group.add_argument("--separator", default=None, help="between fields, such as ';' or tab")
+    """Options of how a table is written, where it is not recognised."""
+    group = parser.add_argument_group("how the table is written, where it is not recognised")
+    group.add_argument(
+        "--separator", default=None, help="character between fields, such as ';' or tab"
+    )
     group.add_argument(
         "--decimal", default=None, choices=(".", ","), metavar="MARK", help="decimal mark, . or ,"
     )
-    group.add_argument("--encoding", default=None, help="of the text, such as utf-16")
+    group.add_argument("--encoding", default=None, help="encoding of the text, such as utf-16")
     group.add_argument(
-        "--skip-rows", type=int, default=None, metavar="N", help="lines above the names of columns"
+        "--skip-rows",
+        type=int,
+        default=None,
+        metavar="N",
+        help="number of lines above the column names",
     )
-    group.add_argument("--sheet", default=None, help="of an Excel file (default: the first)")
+    group.add_argument("--sheet", default=None, help="sheet of an Excel file (default: the first)")
     group.add_argument(
         "--missing", nargs="+", default=[], metavar="TEXT",
-        help="what means that a number is missing, beside NA, ? and the like",
+        help="texts for missing values, besides NA, ? and the like",
     )  # fmt: skip
     group.add_argument(
         "--dates", default=None, choices=("dmy", "mdy"),

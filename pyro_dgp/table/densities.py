@@ -1,4 +1,4 @@
-"""Targets that are numbers: densities, what is said of them, and how good they are."""
+"""Targets that are numbers: predictions, scores and reports."""
 
 import argparse
 import math
@@ -27,10 +27,10 @@ __all__ = [
 ESTIMATOR = LatentDGPRegressor
 LOSS = "CRPS"
 
-# The middles of 20 equal parts of (0, 1): the mean of pinball losses there is half a CRPS.
+# Midpoints of 20 equal parts of (0, 1), where the mean pinball loss is half the CRPS.
 _PROBABILITIES = (np.arange(20) + 0.5) / 20
 _OWN = "latent deep GP"
-# Numbers of rows, [N] each.
+# Values per row, [N] each.
 _Rows = tuple[np.ndarray, ...]
 
 
@@ -42,18 +42,18 @@ def report(
     seed: int = 0,
     progress: bool = False,
 ) -> dict:
-    """Scores on held-out rows, of a model, a normal distribution and quantile gradient boosting.
+    """Scores on held-out rows of a model, a normal distribution and quantile gradient boosting.
 
     :param model: A fitted :class:`~pyro_dgp.sklearn.LatentDGPRegressor`.
     :param data: X [N, D], y, [N] or [N, P], and weights, [N] or None, of the training rows.
-    :param held_out: X and y of rows that training did not see.
-    :param list names: P names of targets.
-    :param int seed: Of the boosting.
-    :param bool progress: Show a progress bar.
-    :returns: See :func:`scores`, with the two others beside the model. The normal distribution has
-        the mean and deviation of the training targets for all rows. The boosting is scikit-learn's
-        ``HistGradientBoostingRegressor``, one for each of 20 quantiles and one for the mean; its
-        CRPS is that of the 20 quantiles.
+    :param held_out: X and y of rows that were not trained on.
+    :param list names: Names of the P targets.
+    :param int seed: Seed of the boosting.
+    :param bool progress: Whether to show a progress bar.
+    :returns: Scores as of :func:`scores`, with two further methods. The normal distribution has the
+        mean and the standard deviation of the training targets for all rows. The boosting is
+        scikit-learn's ``HistGradientBoostingRegressor``, one for each of 20 quantiles and one for
+        the mean; its CRPS is that of the 20 quantiles.
     """
     (X_train, y_train, weights), (X, y) = data, held_out
     found = scores(model, X, y, names, progress)
@@ -79,10 +79,10 @@ def scores(
     """Scores of a model on rows with targets.
 
     :param model: A fitted :class:`~pyro_dgp.sklearn.LatentDGPRegressor`.
-    :param X: [N, D].
-    :param numpy.ndarray y: [N] or [N, P].
-    :param list names: P names of targets.
-    :param bool progress: Show a progress bar.
+    :param X: Inputs, [N, D].
+    :param numpy.ndarray y: Targets, [N] or [N, P].
+    :param list names: Names of the P targets.
+    :param bool progress: Whether to show a progress bar.
     :returns: The number of ``rows``; by names, the ``targets``' scores by methods:
         ``log_likelihood`` (mean log density per unit of y; larger is better), ``crps`` (mean, in
         units of y; smaller is better) and their standard errors ``..._error``, ``rmse`` (in units
@@ -113,7 +113,7 @@ def scores(
 def beside(
     predictives: Iterable[Predictive], y: np.ndarray
 ) -> Iterator[tuple[Predictive, torch.Tensor]]:
-    """Predictive distributions of some rows at a time, and the targets of these."""
+    """Predictive distributions of chunks of rows, and the targets of these."""
     rest = torch.as_tensor(np.array(y))  # a copy: it may be read-only
     for p in predictives:
         part, rest = rest.tensor_split([p.batch_shape[0]])
@@ -121,27 +121,28 @@ def beside(
 
 
 def marginals(p: Predictive) -> list[Predictive]:
-    """The distributions of each target, of one of one or several."""
+    """The distribution of each target, from one of one or several targets."""
     return [p.marginal(i) for i in range(p.event_shape[-1])] if p.event_shape else [p]
 
 
 def log_density(p: Predictive, y: torch.Tensor) -> torch.Tensor:
-    """Per unit of y, jointly if there are several targets.
+    """Log density per unit of y, joint if there are several targets.
 
-    Probabilities of a target on a lattice, such as counts and grades, count as densities, spread
-    evenly over the step of the lattice, so that all models are compared on one scale.
+    Probabilities of a target on a lattice, such as counts and grades, are converted to densities
+    that are constant over the step of the lattice, so that all models are compared on one scale.
 
     :param p: A predictive distribution.
-    :param torch.Tensor y: [..., N] or [..., N, P].
+    :param torch.Tensor y: Targets, [..., N] or [..., N, P].
     """
     steps = [one.lattice[1] for one in marginals(p) if one.lattice is not None]
     return p.log_prob(y) - sum(map(math.log, steps))
 
 
 def tables(found: dict, of: str = "held-out rows") -> list[ScoreTable]:
-    """Of :func:`report` or :func:`scores`, to be shown.
+    """Tables of the scores of :func:`report` or :func:`scores`.
 
-    :param str of: What rows they are.
+    :param dict found: The scores.
+    :param str of: Description of the rows.
     """
     shown = []
     for name, methods in found["targets"].items():
@@ -171,7 +172,7 @@ def tables(found: dict, of: str = "held-out rows") -> list[ScoreTable]:
 
 
 def losses(model: LatentDGPRegressor, X: ArrayLike, y: np.ndarray) -> np.ndarray:
-    """CRPS of rows in standard deviations of the targets, their mean if there are several, [N]."""
+    """CRPS per row in standard deviations of the targets; the mean over several targets, [N]."""
     crps, y = (np.asarray(t, dtype=float).reshape(len(y), -1) for t in (model.crps(X, y), y))
     scale = y.std(0)
     return (crps / np.where(scale > 0, scale, 1.0)).mean(1)
@@ -184,10 +185,14 @@ def predictions(
     y: np.ndarray | None,
     args: argparse.Namespace,
 ) -> pd.DataFrame:
-    """Mean, standard deviation, quantiles and what else is asked for; one row each.
+    """Mean, standard deviation, quantiles and what else was requested, per row.
 
+    :param LatentDGPRegressor model: A fitted model.
+    :param list targets: Names of the targets.
+    :param pandas.DataFrame X: Inputs, [N, D].
     :param y: Targets, NaN where unknown, or None.
-    :param args: ``quantiles``, ``level``, ``draws``, ``density``, ``seed``, of ``predict``.
+    :param args: Arguments of ``pyro-dgp predict``: ``quantiles``, ``level``, ``draws``, ``density``
+        and ``seed``.
     """
     q, names = _asked_quantiles(args)
     names = ["mean", "std", *names, *(f"draw_{i + 1}" for i in range(args.draws))]
@@ -230,7 +235,7 @@ def _asked_quantiles(args: argparse.Namespace) -> tuple[torch.Tensor, list[str]]
 
 
 def _on_lattice(p: Predictive, grid: torch.Tensor) -> torch.Tensor:
-    """The points of a lattice next to a grid, [G, 1]; the grid if there is no lattice."""
+    """The points of a lattice nearest to a grid, [G, 1]; the grid if there is no lattice."""
     if p.lattice is not None:
         origin, step = p.lattice
         grid = origin + step * ((grid - origin) / step).round()
@@ -238,7 +243,7 @@ def _on_lattice(p: Predictive, grid: torch.Tensor) -> torch.Tensor:
 
 
 def _known_log_density(p: Predictive, y: np.ndarray) -> np.ndarray:
-    """NaN where a target is missing."""
+    """Log density per row; NaN where a target is missing."""
     known = np.isfinite(y.reshape(len(y), -1)).all(1)
     y = np.where(known.reshape((-1,) + (1,) * (y.ndim - 1)), y, p.mean.numpy())
     return np.where(known, log_density(p, torch.as_tensor(y)).numpy(), np.nan)
@@ -249,7 +254,7 @@ def _row_bar(rows: int, what: str | None, progress: bool) -> tqdm:
 
 
 def _per_row(p: Predictive, y: torch.Tensor) -> _Rows:
-    """Of one target: mean, log density, CRPS, P(target < y) and P(target <= y), [N] each."""
+    """Mean, log density, CRPS, P(target < y) and P(target <= y) of one target, [N] each."""
     values = (p.mean, log_density(p, y), p.crps(y), *pit_bounds(p, y))
     return tuple(t.numpy() for t in values)
 

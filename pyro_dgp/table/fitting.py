@@ -1,4 +1,4 @@
-"""``pyro-dgp fit``: from a file with a table to a model, and a report on rows held out."""
+"""``pyro-dgp fit``: from a file with a table to a model, and a report on held-out rows."""
 
 import argparse
 import hashlib
@@ -51,7 +51,7 @@ def fit_command(args: argparse.Namespace) -> int:
         "steps",
     }
     kept = {"facts": facts, "held_out": as_plain(data.held_out)}
-    # A model that is whole, of an earlier command, stays.
+    # A complete model of an earlier command is kept.
     path = files.partial if interrupted else files.model
     model.save(path, columns=data.columns.as_dict(), **kept)
     if interrupted:
@@ -79,7 +79,7 @@ def fit_command(args: argparse.Namespace) -> int:
 def _trained(
     args: argparse.Namespace, files: "_Files", data: Prepared
 ) -> LatentDGPRegressor | LatentDGPClassifier:
-    """A model; of fewer steps after Ctrl-C."""
+    """The trained model; with fewer steps after Ctrl-C."""
     options = {"likelihood": args.likelihood} if args.likelihood else {}
     if data.columns.classes is None:
         options["target_transform"] = args.transform
@@ -102,7 +102,7 @@ def _trained(
 
 @dataclass(frozen=True)
 class _Files:
-    """What a fit writes."""
+    """The files that a fit writes."""
 
     model: Path
     checkpoint: Path
@@ -112,7 +112,7 @@ class _Files:
 
     @classmethod
     def checked(cls, args: argparse.Namespace) -> "_Files":
-        """Refuses to write over what is not ours."""
+        """The files, after checks that no other file is overwritten."""
         if not 0 <= args.test_fraction < 1:
             raise ValueError(
                 f"--test-fraction must be at least 0 and below 1: {args.test_fraction}."
@@ -125,7 +125,7 @@ class _Files:
         kinds = ("checkpoint", "partial", "options")
         checkpoint, partial, options = (output.with_name(f"{output.name}.{kind}") for kind in kinds)
         found = cls(output, checkpoint, partial, options, _reports(args))
-        # The others are written, too, and removed in the end.
+        # The other files are removed at the end.
         for kind, is_ours in zip(kinds, (is_checkpoint, is_model, is_options), strict=True):
             check_output(getattr(found, kind), inputs, is_ours)
         for path, writer in found.reports:
@@ -137,12 +137,12 @@ class _Files:
         if found.reports and not args.test and args.test_fraction == 0:
             raise ValueError("--report needs rows held out: --test-fraction, or --test FILE.")
         if any(writer is _write_page for _, writer in found.reports):
-            pyplot()  # before the work, if it is missing
+            pyplot()  # an error now, not after training, if it is missing
         return found
 
 
 def _report(args: argparse.Namespace, files: _Files, own: TableModel, data: Prepared) -> None:
-    """Prints scores, keeps them in the model's file, and writes what is asked for."""
+    """Prints scores, saves them in the file of the model, and writes the reports."""
     if not len(data.held_out):
         note(["no row is held out: there is no report."] if files.reports else [])
         return
@@ -158,9 +158,9 @@ def _report(args: argparse.Namespace, files: _Files, own: TableModel, data: Prep
 
 
 def _reports(args: argparse.Namespace) -> list[tuple[Path, Callable]]:
-    """Files of the report and what writes them; those first that take less.
+    """Files of the report and the functions that write them; the faster ones first.
 
-    :raises ValueError: If the ending of a name is none that is known.
+    :raises ValueError: If the suffix of a name is unknown.
     """
     found = []
     for name in args.report:
@@ -190,7 +190,7 @@ _WRITERS = {".json": _write_scores, ".html": _write_page, ".htm": _write_page}
 def _check_same_options(
     files: _Files, args: argparse.Namespace, X: pd.DataFrame, y: np.ndarray
 ) -> None:
-    """Says which option has changed since a run that is to be gone on with."""
+    """Refuses to continue a run whose options or table have changed."""
     path, checkpoint = files.options, files.checkpoint
     kept = ("steps", "layers", "dtype", "seed", "target", "drop", "numeric", "categorical",
             "test_fraction", "weights", "transform", "likelihood")  # fmt: skip
@@ -214,7 +214,7 @@ def _check_same_options(
 
 @contextmanager
 def _terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM, as of a queue whose time is over, saves like Ctrl-C."""
+    """Handles SIGTERM, which queueing systems send, like Ctrl-C."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""Parts of data frames: pandas' own annotations do not tell columns and frames apart."""
+"""Parts of data frames with definite types, which pandas' own annotations leave open."""
 
 from collections.abc import Iterator, Sequence
 from typing import Literal
@@ -21,7 +21,7 @@ def columns(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
 
 
 def named_columns(frame: pd.DataFrame) -> Iterator[tuple[str, pd.Series]]:
-    """All columns with their names, which are texts."""
+    """All columns by name; in this package, names are texts."""
     yield from frame.items()  # pyright: ignore[reportReturnType]
 
 

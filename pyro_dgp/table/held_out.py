@@ -1,4 +1,4 @@
-"""Rows that training did not see, as plain data in the model's file."""
+"""Held-out rows as plain data in the file of a model."""
 
 import numpy as np
 
@@ -6,14 +6,14 @@ from pyro_dgp.table.packages import pd
 
 __all__ = ["as_plain", "from_plain"]
 
-# More rows would make the file larger, and pictures hardly better.
+# More rows would make the file larger and pictures hardly more precise.
 _MOST_ROWS = 2000
 
 
 def as_plain(frame: pd.DataFrame) -> dict:
     """Columns of numbers, dates and texts as lists, None where missing; 2000 rows at most.
 
-    :param pandas.DataFrame frame: As of :func:`~pyro_dgp.table.cells.typed`.
+    :param pandas.DataFrame frame: Columns as from :func:`~pyro_dgp.table.cells.typed`.
     """
     found = {}
     some = np.linspace(0, len(frame) - 1, min(len(frame), _MOST_ROWS)).round().astype(int)
@@ -27,7 +27,9 @@ def as_plain(frame: pd.DataFrame) -> dict:
 
 
 def from_plain(columns: dict) -> pd.DataFrame:
-    """The rows of :func:`as_plain`.
+    """The rows from the result of :func:`as_plain`.
+
+    :param dict columns: Kind and values of each column, by name.
 
     :raises ValueError: If columns have different numbers of rows.
     """

@@ -1,4 +1,4 @@
-"""Which columns a model's predictions live on."""
+"""Permutation importance of the columns of a table."""
 
 import copy
 from collections.abc import Callable
@@ -13,9 +13,9 @@ from pyro_dgp.table.packages import pd
 
 __all__ = ["permutation_importance"]
 
-# Rows to predict in all, and of a column.
+# Number of predictions in all, and least and largest number of rows per column.
 _PREDICTIONS, _LEAST_ROWS, _MOST_ROWS = 10_000, 100, 1000
-# Components of a prediction: differences of means over rows need no more.
+# Components of a prediction; differences of means over rows need no more.
 _NUM_SAMPLES = 100
 
 _Model = TypeVar("_Model", bound=LatentDGPEstimator)
@@ -29,19 +29,19 @@ def permutation_importance(
     seed: int = 0,
     progress: bool = False,
 ) -> dict[str, tuple[float, float]]:
-    """By which share of itself the mean loss grows when the values of a column are shuffled.
+    """Relative growth of the mean loss when the values of a column are shuffled.
 
-    All that is made of a column (categories, parts of dates, what is missing) moves with it.
+    All inputs made of a column (categories, parts of dates, missing values) are shuffled together.
 
     Source: Breiman (2001), "Random forests"; Fisher, Rudin and Dominici (2019).
 
     :param model: A fitted regressor or classifier.
-    :param Columns columns: What its columns mean.
-    :param losses: Of a model, inputs [N, D] and targets, [N].
-    :param pandas.DataFrame frame: Rows with targets that training did not see.
-    :param int seed: Of the shuffling.
-    :param bool progress: Show a progress bar.
-    :returns: Of each input column the growth, and its standard error over rows.
+    :param Columns columns: The columns of its table.
+    :param losses: A function of a model, inputs [N, D] and targets that gives losses, [N].
+    :param pandas.DataFrame frame: Rows with targets that were not trained on.
+    :param int seed: Seed of the shuffling.
+    :param bool progress: Whether to show a progress bar.
+    :returns: The growth and its standard error over rows, by input column.
     """
     rows = np.clip(_PREDICTIONS // len(columns.used), _LEAST_ROWS, _MOST_ROWS)
     frame = frame.iloc[:rows].reset_index(drop=True)

@@ -1,4 +1,4 @@
-"""Targets that are classes: what they are called, however a table writes them."""
+"""Names of the classes of a target."""
 
 from collections.abc import Collection, Sequence
 
@@ -8,23 +8,23 @@ from pyro_dgp.table.packages import pd
 
 __all__ = ["as_classes", "as_texts", "classes_of", "labels", "without"]
 
-# Of a target; more are names, or numbers that were not understood.
+# Largest number of classes; more are probably names, or numbers that were not recognised.
 _MOST_CLASSES = 50
 
 
 def as_texts(column: pd.Series) -> pd.Series:
-    """Whatever a column holds, as texts; NaN where missing."""
+    """A column as texts; NaN where missing."""
     texts = column.map(lambda v: f"{v:.15g}" if isinstance(v, float) else str(v))
     return texts.where(column.notna()).astype(object)
 
 
 def without(column: pd.Series, missing: Collection[str]) -> pd.Series:
-    """A column of texts but for those that a user has said to mean missing."""
+    """A column of texts; NaN for those that stand for missing values."""
     return column.mask(column.isin([*missing])) if missing else column
 
 
 def classes_of(target: pd.Series) -> list[str]:
-    """In the order of numbers, if all are, or else of the alphabet.
+    """The classes of a target, in numeric order if all are numbers, otherwise alphabetically.
 
     :raises ValueError: If there are more than 50.
     """
@@ -42,7 +42,7 @@ def classes_of(target: pd.Series) -> list[str]:
 
 
 def as_classes(column: pd.Series, classes: Collection[str]) -> pd.Series:
-    """Texts as the classes are written: 1.0 is 1, where that is a class."""
+    """Texts in the spelling of the classes: 1.0 becomes 1 if that is a class."""
     known = set(classes)
 
     def written(text):
@@ -53,7 +53,7 @@ def as_classes(column: pd.Series, classes: Collection[str]) -> pd.Series:
 
 
 def labels(texts: pd.Series, classes: Sequence[str]) -> np.ndarray:
-    """Classes as whole numbers, whose order then is that of grades, or as texts; NaN if missing."""
+    """Classes as whole numbers, in whose order they are then, or as texts; NaN if missing."""
     if not all(_plain_number(c) == c and c.lstrip("-").isdigit() for c in classes):
         return texts.to_numpy()
     found = texts.map(lambda t: int(t) if t.lstrip("-").isdigit() else t, na_action="ignore")
@@ -61,7 +61,7 @@ def labels(texts: pd.Series, classes: Sequence[str]) -> np.ndarray:
 
 
 def _plain_number(text: str) -> str:
-    """A number in the plainest way; other texts as they are."""
+    """A number in its shortest form; other texts as they are."""
     try:
         return f"{float(text):.15g}"
     except ValueError:

@@ -1,4 +1,4 @@
-"""A regressor of several targets, looked at for one of them."""
+"""One target of a regressor of several targets."""
 
 from collections.abc import Iterator
 
@@ -8,10 +8,10 @@ from pyro_dgp.sklearn.regressor import LatentDGPRegressor, Predictive
 
 
 class OneTarget:
-    """As pictures look at a model: predictive distributions, names of inputs, training.
+    """What pictures need of a model: predictive distributions, names of inputs, training history.
 
     :param model: A fitted :class:`~pyro_dgp.sklearn.LatentDGPRegressor` of several targets.
-    :param int index: Of the target.
+    :param int index: Index of the target.
     """
 
     def __init__(self, model: LatentDGPRegressor, index: int) -> None:
@@ -21,9 +21,9 @@ class OneTarget:
             self.feature_names_in_ = model.feature_names_in_
 
     def predictive(self, X: ArrayLike, z: ArrayLike | None = None) -> Predictive:
-        """Of the target."""
+        """The predictive distribution of the target, in its units."""
         return self.model.predictive(X, z).marginal(self.index)
 
     def predictives(self, X: ArrayLike) -> Iterator[Predictive]:
-        """Of the target, some rows at a time."""
+        """Predictive distributions of the target, in chunks of rows."""
         return (p.marginal(self.index) for p in self.model.predictives(X))

@@ -1,4 +1,4 @@
-"""Which files a command may write over."""
+"""Checks of which files a command may overwrite."""
 
 import json
 import os
@@ -7,9 +7,9 @@ from pathlib import Path
 
 from pyro_dgp._files import read_tensors
 
-#: By which a picture is known as one of ours.
+#: Metadata that identify a picture of this package.
 PNG_MARK = {"Software": "pyro_dgp"}
-#: By which a page is known as one of ours.
+#: A tag that identifies a page of this package.
 MARK = '<meta name="generator" content="pyro_dgp">'
 
 __all__ = [
@@ -21,13 +21,13 @@ __all__ = [
 def check_output(
     output: Path, inputs: dict[str, str], is_ours: Callable[[Path], bool], option: str = "--output"
 ) -> None:
-    """Refuses to write over anything that no earlier command of the kind has written.
+    """Refuses to overwrite a file that was not written by an earlier command of this kind.
 
-    :param Path output: Where to write.
-    :param dict inputs: Names of the command's other files by what they are; "-" for none.
-    :param is_ours: Whether an existing file may be replaced.
-    :param str option: By which it was named.
-    :raises ValueError: If it may not.
+    :param Path output: File to write.
+    :param dict inputs: Other files of the command by kind; "-" for none.
+    :param is_ours: A function that tells whether an existing file may be replaced.
+    :param str option: Option with which the file was named.
+    :raises ValueError: If the file may not be written.
     """
     parent = next(p for p in output.absolute().parents if p.exists())
     if not parent.is_dir():
@@ -55,7 +55,7 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def is_options(path: Path) -> bool:
-    """Whether a file has the options of a run that was interrupted."""
+    """Whether a file contains the options of an interrupted run."""
     try:
         return "test_fraction" in json.loads(path.read_text())
     except (ValueError, TypeError):
@@ -63,7 +63,7 @@ def is_options(path: Path) -> bool:
 
 
 def is_scores(path: Path) -> bool:
-    """Whether a file has scores of a report."""
+    """Whether a file contains scores of a report."""
     try:
         return {"rows", "targets"} <= json.loads(path.read_text()).keys()
     except (ValueError, TypeError, AttributeError):
@@ -76,7 +76,7 @@ def is_page(path: Path) -> bool:
 
 
 def is_picture(path: Path) -> bool:
-    """Whether a file is a picture of ours."""
+    """Whether a file is a picture of this package."""
     return b"Software\0pyro_dgp" in path.read_bytes()[:1000]
 
 
@@ -89,7 +89,7 @@ def is_model(path: Path) -> bool:
 
 
 def are_predictions(path: Path, target: str) -> bool:
-    """Whether a file has predictions of a target, of ``pyro-dgp predict``."""
+    """Whether a file contains predictions of a target by ``pyro-dgp predict``."""
     from pyro_dgp.table.packages import pd
 
     try:
@@ -101,5 +101,5 @@ def are_predictions(path: Path, target: str) -> bool:
             return names[names.index(f"{target}_class") + 1].startswith(f"{target}_p_")
         first = names.index(f"{target}_mean")
         return names[first + 1] == f"{target}_std"
-    except Exception:  # whatever a parser says of a file of another kind
+    except Exception:  # parsers have many for files of other kinds
         return False

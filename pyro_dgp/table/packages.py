@@ -1,4 +1,4 @@
-"""What tables need beside the core, or how to get it."""
+"""Packages that tables need besides the core, with an error that says how to install them."""
 
 try:
     import pandas as pd

@@ -1,4 +1,4 @@
-"""One page about a model, to be shown to a colleague: a single HTML file."""
+"""A report on a model as a single HTML file."""
 
 import base64
 import html
@@ -16,7 +16,7 @@ from pyro_dgp.table.shared import TableModel
 
 __all__ = ["write_page"]
 
-# Columns that predictions are drawn along.
+# Number of columns along which predictions are drawn.
 _MOST_INPUTS = 3
 
 _PAGE = """<!DOCTYPE html>
@@ -46,7 +46,7 @@ code, pre {{ background: #f5f5f5; padding: .1rem .3rem; }} pre {{ padding: .6rem
 </body>
 </html>
 """  # noqa: E501
-# Pictures that are of the model, and not of a target.
+# Pictures of the model as a whole, not of one target.
 _OF_THE_MODEL = ("importance", "training")
 _HEADINGS = {
     "calibration": "Calibration",
@@ -62,15 +62,15 @@ def write_page(
     path: Path, own: TableModel, frame: pd.DataFrame, scores: dict, model_path: str,
     of: str = "held-out rows", progress: bool = False,
 ) -> None:  # fmt: skip
-    """Writes scores, pictures and what is known of a model.
+    """Writes a page with scores, pictures and facts about a model.
 
     :param path: File to write.
     :param TableModel own: The model.
-    :param pandas.DataFrame frame: Rows with targets that training did not see.
-    :param dict scores: Of them.
-    :param str model_path: What the model's file is called.
-    :param str of: What rows they are.
-    :param bool progress: Show progress bars.
+    :param pandas.DataFrame frame: Rows with targets that were not trained on.
+    :param dict scores: Scores of these rows.
+    :param str model_path: Name of the file of the model.
+    :param str of: Description of the rows.
+    :param bool progress: Whether to show progress bars.
     """
     importance = importance_of(own, frame, progress)
     along = sorted(importance, key=lambda name: -importance[name][0])[:_MOST_INPUTS]

@@ -1,4 +1,4 @@
-"""Pictures of what a model of a table has learned, one after the other."""
+"""Pictures of the predictions of a model of a table."""
 
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Picture", "importance_of", "pictures"]
 
-# Texts of a column that densities are drawn for.
+# Number of texts of a column for which densities are drawn.
 _MOST_GROUPS = 6
-# Characters of what is held.
+# Length of the description of fixed columns, in characters.
 _LONGEST_TITLE = 320
-# Rows that calibration is drawn of.
+# Number of rows for calibration.
 _MOST_ROWS = 20_000
 
 Draw = Callable[["Axes"], object]
@@ -36,7 +36,12 @@ Draw = Callable[["Axes"], object]
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure, under what name to save it, and what it shows."""
+    """A figure with a name and a caption.
+
+    :param str name: Name of the file without a suffix.
+    :param figure: The Matplotlib figure.
+    :param str caption: What the figure shows.
+    """
 
     name: str
     figure: "Figure"
@@ -47,14 +52,14 @@ def pictures(
     own: TableModel, frame: pd.DataFrame, along: Sequence[str], target: str, rows: int = 3,
     importance: dict | None = None,
 ) -> Iterator[Picture]:  # fmt: skip
-    """Calibration, inputs that matter, predictions along inputs and of some rows, training.
+    """Calibration, importance, predictions along inputs and of some rows, training.
 
     :param TableModel own: The model.
     :param pandas.DataFrame frame: Rows with targets.
-    :param along: Input columns to draw predictions along.
-    :param str target: Which.
-    :param int rows: Rows to draw densities of.
-    :param importance: Of :func:`importance_of`; None for no picture of it.
+    :param along: Names of input columns along which predictions are drawn.
+    :param str target: Name of the target.
+    :param int rows: Number of rows whose densities are drawn.
+    :param importance: Importances from :func:`importance_of`; None for no picture of them.
     """
     if isinstance(own.model, LatentDGPClassifier):
         views = _Classes(own.model, own.columns, frame, target)
@@ -96,12 +101,13 @@ def pictures(
 
 
 def importance_of(own: TableModel, frame: pd.DataFrame, progress: bool = False) -> dict:
-    """Of each input column, see :func:`~pyro_dgp.table.importance.permutation_importance`."""
+    """Importance of each input column, by
+    :func:`~pyro_dgp.table.importance.permutation_importance`."""
     return permutation_importance(own.model, own.columns, own.task.losses, frame, progress=progress)
 
 
 class _Densities:
-    """Of one target that is a number."""
+    """Pictures of one numeric target."""
 
     kind = "densities"
     calibrated = (
@@ -159,7 +165,7 @@ class _Densities:
 
 
 class _Classes:
-    """Of a target that is one of several classes."""
+    """Pictures of a target with classes."""
 
     kind = "probabilities"
     calibrated = (
@@ -181,7 +187,7 @@ class _Classes:
         some = slice(_MOST_ROWS)
         shares = self.model.predict_proba(self.X[some])
         happened = np.asarray(self.y[some], dtype=object)[:, None] == self.classes.astype(object)
-        if len(self.classes) == 2:  # the other one says the same
+        if len(self.classes) == 2:  # the other class gives the same information
             shares, happened = shares[:, 1], happened[:, 1]
         return [lambda ax: plots.reliability_curve(shares, happened, ax=ax)]
 
@@ -218,7 +224,7 @@ class _Classes:
 
 
 def _spread(y: np.ndarray, number: int) -> np.ndarray:
-    """Rows whose targets are spread evenly over all that there are, from low to high."""
+    """Indices of rows whose targets are spread evenly over all targets, from low to high."""
     middles = (np.arange(number) + 0.5) / number * len(y)
     return np.argsort(y, kind="stable")[middles.astype(int)]
 
@@ -236,7 +242,7 @@ def _figure(*draw: Draw, title: str | None = None) -> "Figure":
 
 
 def _values_of(columns: Columns, frame: pd.DataFrame, name: str) -> tuple[list, list[str]]:
-    """A few values of a column of texts or dates, and what to call them."""
+    """A few values of a column of texts or dates, and their labels."""
     if name in columns.categories:
         values = columns.categories[name]["kept"][:_MOST_GROUPS] or [np.nan]
         return values, [str(v) if v == v else "missing" for v in values]
@@ -255,7 +261,7 @@ def _name(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Without what Matplotlib takes for mathematics, or for a label that is not to be shown."""
+    """A text in which Matplotlib finds no formula and no hidden label."""
     return ("\u200b" if text.startswith("_") else "") + text.replace("$", r"\$")
 
 

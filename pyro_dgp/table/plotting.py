@@ -1,4 +1,4 @@
-"""``pyro-dgp plot`` and ``report``: pictures of what a model of a table has learned, and a page."""
+"""``pyro-dgp plot`` and ``report``: pictures of a model of a table, and a page about it."""
 
 import argparse
 from pathlib import Path

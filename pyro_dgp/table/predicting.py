@@ -1,4 +1,4 @@
-"""``pyro-dgp predict`` and ``evaluate``: new rows with a model that has been fitted."""
+"""``pyro-dgp predict`` and ``evaluate``: predictions and scores of a fitted model."""
 
 import argparse
 import json
@@ -16,7 +16,7 @@ from pyro_dgp.table.shared import loaded, note, scored_rows, table_of
 
 __all__ = ["evaluate_command", "predict_command"]
 
-# Numbers of the density's grid, and draws: more is a mistake.
+# Most points of the grid of a density, and most draws; more is probably an error.
 _MOST_COLUMNS = 100_000
 
 
@@ -57,7 +57,7 @@ def predict_command(args: argparse.Namespace) -> int:
             found.to_csv(sys.stdout, index=False)
         return 0
     parquet = output.suffix.lower() in (".parquet", ".pq")
-    if parquet:  # a column of texts and numbers has no type there
+    if parquet:  # which has no type for columns of texts and numbers
         mixed = [name for name in args.keep if found[name].dtype == object]
         found[mixed] = found[mixed].astype(str).where(found[mixed].notna())
     with written_whole(output) as temporary:

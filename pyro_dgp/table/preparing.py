@@ -1,4 +1,4 @@
-"""From a file to what trains and what is held out."""
+"""From a file with a table to training rows and held-out rows."""
 
 import argparse
 from dataclasses import dataclass, replace
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import skew
 
-# The tables first: what they need brings all the rest.
+# First, as its import error says how to install everything needed.
 from pyro_dgp.table.packages import pd  # isort: split
 
 from pyro_dgp.table.cells import Conventions, typed
@@ -22,22 +22,22 @@ __all__ = ["Prepared", "prepared"]
 
 # Likelihoods of classes.
 _OF_CLASSES = ("bernoulli", "categorical", "ordinal")
-# Rows held out may have equals in training by chance, as small numbers do, but not so many.
+# Share of held-out rows with an equal training row that is more than chance, as of small numbers.
 _MANY_COPIES = 0.1
-# Of a target that a logarithm would become: its skewness, and the rows that it takes to tell.
+# Skewness from which a logarithm is suggested, and the least number of rows for that.
 _SKEWED, _ROWS_FOR_SKEWNESS = 2.0, 30
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A table that is ready for a fit.
+    """A table prepared for a fit.
 
-    :param Columns columns: What its columns mean.
-    :param X: Inputs of training rows, [N, D].
-    :param y: Their targets, [N] or [N, P], or classes.
-    :param weights: How much they count, [N], or None.
-    :param held_out: Other rows: inputs as they are in the table, and targets.
-    :param dict facts: What there is to say of all this, by what it is of.
+    :param Columns columns: The columns of the table.
+    :param pandas.DataFrame X: Inputs of the training rows, [N, D].
+    :param numpy.ndarray y: Targets of the training rows, [N] or [N, P], or classes.
+    :param weights: Weights of the training rows, [N], or None.
+    :param pandas.DataFrame held_out: Held-out rows: input columns of the table, and targets.
+    :param dict facts: Descriptions of the table for the report, by topic.
     """
 
     columns: Columns
@@ -49,9 +49,10 @@ class Prepared:
 
 
 def prepared(args: argparse.Namespace) -> Prepared:
-    """Reads the tables of ``pyro-dgp fit``, and tells what is noticed.
+    """Reads the tables of ``pyro-dgp fit``, and prints notes.
 
-    :raises ValueError: If a column is not what it must be.
+    :param args: Arguments of ``pyro-dgp fit``.
+    :raises ValueError: If a column is not as required.
     """
     frame, names, conventions, classes = _training_table(args)
     train, test = _split(args, frame, classes)
@@ -74,8 +75,8 @@ def prepared(args: argparse.Namespace) -> Prepared:
 
 
 def _training_table(args: argparse.Namespace) -> tuple[pd.DataFrame, list[str], Conventions, bool]:
-    """Rows that have targets and count, columns that only name rows, how numbers are written, and
-    whether the target is one of classes."""
+    """Rows with targets and positive weights, names of columns that only identify rows, the
+    conventions of the table, and whether the target has classes."""
     table, given = table_of(args, args.table)
     weights = [] if args.weights is None else [args.weights]
     for name in (*args.drop, *weights):
@@ -89,7 +90,7 @@ def _training_table(args: argparse.Namespace) -> tuple[pd.DataFrame, list[str], 
     numeric = [*args.numeric, *weights]
     frame, conventions, notes = typed(table, given, numeric=numeric, categorical=args.categorical)
     classes = _is_classification(args, frame)
-    if classes:  # as they are written
+    if classes:  # in the spelling of the table
         target = args.target[0]
         part = replace(table, frame=table.frame[[target]])
         texts, _, _ = typed(part, given, usual=conventions, categorical=[target])
@@ -107,7 +108,7 @@ def _training_table(args: argparse.Namespace) -> tuple[pd.DataFrame, list[str], 
 
 
 def _is_classification(args: argparse.Namespace, frame: pd.DataFrame) -> bool:
-    """Whether the target is one of texts or of two numbers, or the likelihood is of classes."""
+    """Whether the target has texts or two different numbers, or a likelihood of classes."""
     if len(args.target) > 1 or args.target[0] not in frame:
         return False
     target = column(frame, args.target[0])
@@ -130,7 +131,7 @@ def _classification(args: argparse.Namespace, columns: Columns) -> str:
 def _split(
     args: argparse.Namespace, frame: pd.DataFrame, classes: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Training rows and rows held out, sorted; of each class one trains at least."""
+    """Indices of training rows and held-out rows, sorted; each class has a training row."""
     order = np.random.default_rng(args.seed).permutation(len(frame))
     share = 0.0 if args.test is not None else args.test_fraction
     test, train = np.split(order, [round(share * len(frame))])
@@ -162,7 +163,7 @@ def _check_positive(train: np.ndarray, held_out: np.ndarray) -> None:
 
 
 def _hints(args: argparse.Namespace, columns: Columns, y: np.ndarray) -> list[str]:
-    """On targets with a long tail."""
+    """Hints about targets with a long tail."""
     if columns.classes or y.ndim > 1 or args.transform or args.likelihood or y.min() <= 0:
         return []
     if len(y) < _ROWS_FOR_SKEWNESS or np.ptp(y) < 1e-9 * y.max() or skew(y) < _SKEWED:
@@ -176,7 +177,7 @@ def _hints(args: argparse.Namespace, columns: Columns, y: np.ndarray) -> list[st
 
 
 def _copies(columns: Columns, train: pd.DataFrame, held_out: pd.DataFrame) -> list[str]:
-    """On rows held out that training sees, too, as in tables with copies."""
+    """A note on held-out rows that are equal to training rows, as in tables with copies."""
     names = [*columns.used, *columns.targets]
     same = hashes(columns_of(held_out, names)).isin(hashes(columns_of(train, names)))
     if not same.mean() > _MANY_COPIES:
@@ -190,7 +191,7 @@ def _copies(columns: Columns, train: pd.DataFrame, held_out: pd.DataFrame) -> li
 def _facts(
     args: argparse.Namespace, columns: Columns, names: list[str], rows: int, held_out: int
 ) -> dict:
-    """What there is to say of a table before training, by what it is of."""
+    """Descriptions of a table for the report, by topic."""
     kinds = {"numbers": columns.numbers, "dates": columns.dates, "texts": columns.categories}
     counts = ", ".join(f"{len(own)} of {kind}" for kind, own in kinds.items() if own)
     inputs = columns.num_inputs

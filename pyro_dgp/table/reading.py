@@ -1,4 +1,4 @@
-"""From a file to a table of texts, or of what the file says that its columns are."""
+"""Reading of files: tables of texts, or of the types that the file defines."""
 
 import bz2
 import csv
@@ -24,7 +24,7 @@ __all__ = ["MISSING", "Table", "read_table"]
 
 _Read = TypeVar("_Read")
 
-#: What means that a number is missing, in any case.
+#: Texts for missing values, in upper or lower case.
 MISSING = frozenset(
     (
         "na", "n/a", "#n/a", "n.a.", "nan", "n/d", "n.d.", "null", "none", "missing",
@@ -32,7 +32,7 @@ MISSING = frozenset(
     )
 )  # fmt: skip
 
-# Of several that fit, the first: commas stand within numbers and names, too.
+# In order of preference, as commas also occur in numbers and names.
 _SEPARATORS = ("\t", ";", "|", ",")
 _NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars", " ": "spaces"}
 _MARKS = {
@@ -44,19 +44,19 @@ _MARKS = {
 }
 _COMPRESSED = {".gz": gzip.decompress, ".bz2": bz2.decompress, ".xz": lzma.decompress}
 csv.field_size_limit(2**30)
-# Lines that a dialect is recognised by.
+# Number of lines from which the format is recognised.
 _NUM_LOOKED_AT = 500
 
 
 @dataclass
 class Table:
-    """A table as it stands in a file.
+    """A table as it is in a file.
 
-    :param pandas.DataFrame frame: Of a text file, columns of texts, "" where a cell is empty.
-    :param str name: Of the file, for messages.
-    :param numpy.ndarray lines: Number of each row's line in the file, from 1, [N].
-    :param str separator: Between the fields of a text file.
-    :param list notes: What has been recognised or left out, as sentences.
+    :param pandas.DataFrame frame: The columns; texts if from a text file, "" for empty cells.
+    :param str name: Name of the file, for error messages.
+    :param numpy.ndarray lines: Line number of each row in the file, from 1, [N].
+    :param str separator: Separator of the fields of a text file.
+    :param list notes: Sentences on what was recognised or left out.
     """
 
     frame: pd.DataFrame
@@ -76,15 +76,15 @@ def read_table(
 ) -> Table:
     """Reads a text file with separated fields (also compressed), a Parquet or an Excel file.
 
-    What is not given is recognised: separators (comma, semicolon, tab, bar, spaces), encodings
-    (UTF-8, UTF-16 with its mark, Windows' Latin-1), lines above the names of the columns.
+    The following are recognised unless given: separators (comma, semicolon, tab, bar, spaces),
+    encodings (UTF-8, UTF-16 with its mark, Windows' Latin-1), lines above the column names.
 
     :param path: File to read; "-" for text from the standard input.
-    :param str separator: One character between fields; " " for any number of spaces.
-    :param str encoding: Of a text file, as Python names it.
-    :param int skip_rows: Lines above the one with the names.
-    :param str sheet: Of an Excel file; the first one by default.
-    :raises ValueError: If it is no table, an empty one, or it is not clear how it is to be read.
+    :param str separator: Character between fields; " " for any number of spaces.
+    :param str encoding: Encoding of a text file, as Python names it.
+    :param int skip_rows: Number of lines above the column names.
+    :param str sheet: Sheet of an Excel file; None for the first one.
+    :raises ValueError: If it is no table, an empty one, or cannot be read unambiguously.
     :raises OSError: If it cannot be read.
     :raises ImportError: If Parquet or Excel needs a package that is missing.
     """
@@ -244,12 +244,12 @@ def _decoded(name: str, content: bytes, encoding: str | None) -> tuple[str, list
 
 
 def _counts(lines: list[str], separator: str) -> list[int]:
-    """Fields of each record that is not blank."""
+    """Number of fields of each record that is not blank."""
     return [len(row) for _, row in _records(lines, separator, strict=False)]
 
 
 def _recognised_separator(name: str, lines: list[str]) -> str:
-    """That by which most records have the same number of fields, two at least."""
+    """The separator for which most records have the same number of fields, at least two."""
     best, found = 0.0, None
     for separator in (*_SEPARATORS, " "):
         counts = Counter(_counts(lines, separator))
@@ -257,7 +257,7 @@ def _recognised_separator(name: str, lines: list[str]) -> str:
             continue
         size, number = counts.most_common(1)[0]
         share = number / counts.total()
-        # Spaces stand in texts, too: only where nothing else separates all.
+        # Spaces also occur in texts, so they are separators only if nothing else fits all records.
         if size > 1 and share > best and (separator != " " or not found or share == 1):
             best, found = share, separator
     if found is None:
@@ -266,7 +266,7 @@ def _recognised_separator(name: str, lines: list[str]) -> str:
 
 
 def _lines_above(lines: list[str], separator: str) -> int:
-    """Blank lines, titles and comments: what stands above the first record of the usual length."""
+    """Number of blank lines, titles and comments above the first record of the usual length."""
     records = list(_records(lines, separator, strict=False))
     starts = [0, *(number for number, _ in records)]
     usual = _usual_width([len(row) for _, row in records])
@@ -284,7 +284,7 @@ def _usual_width(widths: Sequence[int]) -> int:
 
 
 def _least_width(usual: int) -> int:
-    """Of the names of columns, which may lack that of a last, empty one."""
+    """Least number of column names; that of a last, empty column may be missing."""
     return max(usual - 1, min(usual, 2))
 
 
@@ -298,9 +298,9 @@ def _next_line(lines: list[str], start: int) -> int:
 def _records(
     lines: list[str], separator: str, strict: bool = True
 ) -> Iterator[tuple[int, list[str]]]:
-    """Fields of texts, and the number of their (last) line; without blank and empty ones.
+    """Fields of records, and the number of their (last) line; without blank records.
 
-    :param bool strict: A quote that is not closed, or is where it should not be, is an error.
+    :param bool strict: Whether unbalanced or misplaced quotes are errors.
     """
     if separator == " ":
         for number, line in enumerate(lines, 1):
@@ -325,7 +325,7 @@ def _fields(
     records = _records(lines[above:], separator)
     try:
         _, names = next(records)
-        while names and not names[-1]:  # behind a last separator
+        while names and not names[-1]:  # after a last separator
             names.pop()
         if all(_is_plain_number(n) for n in names):
             raise ValueError(
@@ -366,7 +366,7 @@ def _looks_like_a_number(text: str) -> bool:
 
 
 def _leave_out_nameless(table: Table) -> None:
-    """Columns without a name: of row numbers in front, and of nothing behind a last separator."""
+    """Drops columns without a name: leading row numbers, and empty ones after a last separator."""
     frame = table.frame
     for i, name in reversed(list(enumerate(frame.columns))):
         if name:
@@ -383,7 +383,7 @@ def _leave_out_nameless(table: Table) -> None:
 
 
 def _leave_out_units(table: Table) -> None:
-    """A first row of units or explanations above columns of numbers."""
+    """Drops a first row of units or explanations above columns of numbers."""
     frame = table.frame
     if len(frame) < 3:
         return
@@ -399,7 +399,7 @@ def _leave_out_units(table: Table) -> None:
             above.append("" if cell.lower() in MISSING else cell)
         elif cell and (rest.iloc[:, i] == cell).any():  # a category as in other rows
             return
-    # One column alone may have a mistake in its first row.
+    # A single column may have an error in its first row.
     if len(above) > 1 and any(above):
         table.frame = rest.reset_index(drop=True)
         table.lines = table.lines[1:]

@@ -1,4 +1,4 @@
-"""Tables of scores, to be shown in a terminal or on a page."""
+"""Tables of scores for a terminal or a page."""
 
 import math
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ import numpy as np
 
 __all__ = ["ScoreTable", "jsonable", "mean_and_error", "plain", "with_error"]
 
-# Numbers outside of this are written with an exponent.
+# Numbers outside this range are written with an exponent.
 _SMALLEST, _LARGEST = 1e-6, 1e12
 
 
@@ -16,10 +16,10 @@ _SMALLEST, _LARGEST = 1e-6, 1e12
 class ScoreTable:
     """Scores of several methods.
 
-    :param str title: What of.
-    :param list head: Names of the columns, the first of which is that of the methods.
-    :param list rows: Texts, one list a method.
-    :param list notes: Units, and which direction is better.
+    :param str title: Title of the table.
+    :param list head: Names of the columns, the first of which has the methods.
+    :param list rows: Texts of the cells, one list per method.
+    :param list notes: Notes on units, and on which direction is better.
     """
 
     title: str
@@ -45,7 +45,7 @@ def mean_and_error(values: np.ndarray) -> tuple[float, float]:
 
 
 def jsonable(scores: dict[str, Any]) -> dict[str, Any]:
-    """Numbers that are none become None, which JSON has a word for."""
+    """Scores in which NaN and infinity are replaced by None, as JSON has no such numbers."""
 
     def one(value: Any) -> Any:
         if isinstance(value, dict):
@@ -56,7 +56,7 @@ def jsonable(scores: dict[str, Any]) -> dict[str, Any]:
 
 
 def plain(value: float | None, digits: int = 4) -> str:
-    """A number with some digits that count, without an exponent if it can be."""
+    """A number with some significant digits, without an exponent where possible."""
     if value is None or not np.isfinite(value):
         return "-" if value is None or np.isnan(value) else f"{value}"
     if value != 0 and not _SMALLEST <= abs(value) < _LARGEST:
@@ -67,5 +67,5 @@ def plain(value: float | None, digits: int = 4) -> str:
 
 
 def with_error(value: float | None, error: float | None) -> str:
-    """A number, and its standard error by two digits."""
+    """A number and its standard error, the latter with two digits."""
     return plain(value) if value is None or error is None else f"{plain(value)} ± {plain(error, 2)}"

@@ -1,4 +1,4 @@
-"""What the commands on tables have in common: reading, notes, models and their tasks."""
+"""Common parts of the commands on tables: reading, notes, models and their tasks."""
 
 import argparse
 import sys
@@ -31,9 +31,9 @@ class TableModel:
     """A model of a table.
 
     :param model: A fitted regressor or classifier.
-    :param Columns columns: What the table's columns mean.
-    :param dict notes: What ``fit`` said of it: ``facts``, texts by what they are of; ``held_out``,
-        rows as of :mod:`~pyro_dgp.table.held_out`; ``scores``, of the report.
+    :param Columns columns: The columns of the table.
+    :param dict notes: Notes of ``pyro-dgp fit``: ``facts``, texts by topic; ``held_out``, rows as
+        of :mod:`~pyro_dgp.table.held_out`; ``scores`` of the report.
     """
 
     model: LatentDGPRegressor | LatentDGPClassifier
@@ -42,21 +42,22 @@ class TableModel:
 
     @property
     def task(self) -> Task:
-        """What is predicted, and how that is scored."""
+        """What is predicted, and how it is scored."""
         return task_of(self.columns)
 
     @property
     def targets(self) -> list[str]:
+        """Names of the targets."""
         return self.columns.targets
 
 
 def task_of(columns: Columns) -> Task:
-    """:mod:`~pyro_dgp.table.densities` or :mod:`~pyro_dgp.table.classes`."""
+    """The task: :mod:`~pyro_dgp.table.densities` or :mod:`~pyro_dgp.table.classes`."""
     return densities if columns.classes is None else classes
 
 
 def table_of(args: argparse.Namespace, path: str) -> tuple[Table, Conventions]:
-    """The table as it is written, and how its numbers and dates are, as far as arguments say."""
+    """The table as it is in the file, and the conventions given by arguments."""
     separator = {"tab": "\t", "\\t": "\t", "space": " "}.get(args.separator, args.separator)
     if separator is not None and len(separator) != 1:
         raise ValueError(f"--separator must be one character, or tab: {args.separator!r}.")
@@ -71,13 +72,13 @@ def table_of(args: argparse.Namespace, path: str) -> tuple[Table, Conventions]:
 
 
 def note(notes: Iterable) -> None:
-    """Tells what has been noticed, on the standard error."""
+    """Prints notes to the standard error."""
     for one in notes:
         print(f"pyro-dgp: {one}", file=sys.stderr)
 
 
 def loaded(path: str, device: str) -> TableModel:
-    """A model and what it knows of columns."""
+    """A model of a table from a file."""
     kind = read_tensors(Path(path), "model of pyro_dgp").get("class")
     estimator = (classes if kind == classes.ESTIMATOR.__name__ else densities).ESTIMATOR
     model = estimator.load(path, device=device)
@@ -117,7 +118,7 @@ def rows_with_targets(frame: pd.DataFrame, targets: list[str]) -> tuple[pd.DataF
 
 
 def rows_to_score(columns: Columns, table: Table, conventions: Conventions) -> pd.DataFrame:
-    """The rows that have targets, and of classes those that the model knows."""
+    """The rows with targets, and with classes that the model knows."""
     frame, notes = columns.typed(table, conventions)
     columns.target_values(frame)
     note([*notes, *columns.remarks(frame)])
@@ -135,7 +136,7 @@ def rows_to_score(columns: Columns, table: Table, conventions: Conventions) -> p
 
 
 def scored_rows(args: argparse.Namespace, own: TableModel) -> tuple[pd.DataFrame, str]:
-    """The rows of the table that is named, or those that the model's file keeps, and which."""
+    """The rows of the given table, or those kept in the file of the model, and a description."""
     if args.table is not None:
         name = "the standard input" if args.table == "-" else Path(args.table).name
         return rows_to_score(own.columns, *table_of(args, args.table)), f"rows of {name}"

@@ -1,4 +1,4 @@
-"""What :mod:`~pyro_dgp.table.densities` and :mod:`~pyro_dgp.table.classes` have in common."""
+"""The common interface of :mod:`~pyro_dgp.table.densities` and :mod:`~pyro_dgp.table.classes`."""
 
 import argparse
 from typing import Any, Protocol
@@ -13,22 +13,22 @@ __all__ = ["Task"]
 
 
 class Task(Protocol):
-    """What is predicted of a target, and how that is scored.
-
-    :param ESTIMATOR: The class of its models.
-    :param LOSS: What :meth:`losses` are called.
-    """
+    """What is predicted of a target, and how it is scored."""
 
     @property
-    def ESTIMATOR(self) -> type[LatentDGPRegressor] | type[LatentDGPClassifier]: ...
+    def ESTIMATOR(self) -> type[LatentDGPRegressor] | type[LatentDGPClassifier]:
+        """The class of the models."""
+        ...
 
     @property
-    def LOSS(self) -> str: ...
+    def LOSS(self) -> str:
+        """Name of the :meth:`losses`."""
+        ...
 
     def report(
         self, model: Any, data: tuple, held_out: tuple, names: list[str], seed: int, progress: bool
     ) -> dict:
-        """Scores on held-out rows, of a model and of simpler ones."""
+        """Scores of a model and of simpler ones on held-out rows."""
         ...
 
     def scores(self, model: Any, X: Any, y: Any, names: list[str], progress: bool) -> dict:
@@ -36,15 +36,15 @@ class Task(Protocol):
         ...
 
     def tables(self, found: dict, of: str = "held-out rows") -> list[ScoreTable]:
-        """Scores, to be shown."""
+        """Scores as tables."""
         ...
 
     def losses(self, model: Any, X: Any, y: Any) -> np.ndarray:
-        """Of rows, [N]; smaller is better."""
+        """Losses per row, [N]; smaller is better."""
         ...
 
     def predictions(
         self, model: Any, targets: list[str], X: Any, y: Any, args: argparse.Namespace
     ) -> pd.DataFrame:
-        """What ``pyro-dgp predict`` writes."""
+        """The columns that ``pyro-dgp predict`` writes."""
         ...
