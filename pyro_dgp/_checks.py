@@ -21,9 +21,12 @@ def check_device(device: str | torch.device) -> None:
 
 
 def check_integer(name: str, value: object, minimum: int) -> int:
-    """The value as an ``int``; NumPy's and torch's integers pass, bools and floats do not.
+    """The value as an ``int``; integers of NumPy and torch are accepted, bools and floats are not.
 
-    :raises ValueError: If it is not an integer of at least ``minimum``; names the argument.
+    :param str name: Name of the argument, for the error message.
+    :param value: Value of the argument.
+    :param int minimum: Least value that is allowed.
+    :raises ValueError: If it is not an integer of at least ``minimum``.
     """
     try:
         if isinstance(value, bool) or not isinstance(value, SupportsIndex):

@@ -1,4 +1,4 @@
-"""Files that are always whole."""
+"""Files that are written atomically."""
 
 import io
 import json
@@ -18,11 +18,11 @@ __all__ = ["read_tensors", "write_json", "write_tensors", "written_whole"]
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[str]:
-    """Gives the name of a temporary file, of the same ending, which becomes ``path`` in the end.
+    """Yields a temporary file name, with the same suffix, which replaces ``path`` at the end.
 
-    Whenever the process is killed, ``path`` is the old file or the new one. Makes the folder. A
-    link stays, and what it leads to is written; so is, without a temporary file, what is no regular
-    file, such as a device.
+    If the process is killed, ``path`` is either the old or the new file. The folder is created. A
+    link is kept and its target replaced. What is no regular file, such as a device, is written
+    directly.
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():
@@ -37,7 +37,7 @@ def written_whole(path: Path) -> Iterator[str]:
         yield temporary
         umask = os.umask(0)
         os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)  # mkstemp's are for their owner alone
+        os.chmod(temporary, 0o666 & ~umask)  # mkstemp gives access to the owner only
         os.replace(temporary, path)
     finally:
         with suppress(FileNotFoundError):
@@ -53,36 +53,37 @@ def write_json(record: dict, path: Path) -> None:
 
 def write_tensors(state: dict, path: Path) -> None:
     """Writes tensors, numbers, strings, lists and dicts for :func:`read_tensors`."""
-    content = io.BytesIO()  # so that a full disk is an OSError, which torch's own writer hides
+    content = io.BytesIO()  # torch's own writer hides the OSError of a full disk
     torch.save(_plain(state), content)
     with written_whole(path) as temporary, open(temporary, "wb") as file:
         file.write(content.getbuffer())
 
 
 def read_tensors(path: Path, what: str) -> dict:
-    """A dict of :func:`write_tensors`; reading it runs no code of the file.
+    """Reads the dict of :func:`write_tensors`, without running code from the file.
 
-    :param str what: What the file should be, for messages.
+    :param Path path: File to read.
+    :param str what: Description of the expected file, for error messages.
     :raises ValueError: If the file is something else, or damaged.
     :raises OSError: If it cannot be read.
     """
     content = io.BytesIO(path.read_bytes())
     try:
-        if zipfile.ZipFile(content).testzip() is not None:  # torch does not look at checksums
+        if zipfile.ZipFile(content).testzip() is not None:  # torch does not check checksums
             raise ValueError("a checksum is wrong")
         content.seek(0)
         state = torch.load(content, map_location="cpu", weights_only=True)
         if not isinstance(state["format"], str):
             raise ValueError("it names no format")
         return state
-    except Exception as error:  # there are many, and torch's advise to load it unsafely
+    except Exception as error:  # of many kinds; torch's messages suggest unsafe loading
         raise ValueError(
             f"{path} is no {what}, or a damaged one. Give another file name."
         ) from error
 
 
 def _plain(state: Any) -> Any:
-    """Numbers and tensors for NumPy's, which ``weights_only`` refuses to load."""
+    """Numbers and tensors in place of NumPy's, which ``weights_only`` refuses to load."""
     if isinstance(state, dict):
         return {_plain(key): _plain(value) for key, value in state.items()}
     if isinstance(state, list | tuple):

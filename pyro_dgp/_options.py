@@ -16,16 +16,16 @@ def add_options(
     only: Iterable[str] | None = None,
     **defaults: Any,
 ) -> None:
-    """Adds an option for each field; one that is not given is absent from the arguments.
+    """Adds an option for each field; options that are not given are absent from the arguments.
 
     A field ``num_steps`` becomes ``--steps``, a truth value ``--name`` and ``--no-name``, a tuple
     takes several values. Choices are those of the field's ``metadata``, and the help is the
     ``:param:`` of the docstring.
 
-    :param parser: Where to.
+    :param parser: Parser to which options are added.
     :param type cls: A dataclass.
     :param only: Names of fields; None for all that have a default.
-    :param defaults: Other defaults than the dataclass's, for the help; None for none.
+    :param defaults: Defaults for the help that differ from those of the dataclass; None for none.
     """
     hints, texts = get_type_hints(cls), _parameters(cls)
     for field in fields(cls):
@@ -55,7 +55,7 @@ def _option(field: Field) -> str:
 
 
 def _kind(hint: Any) -> dict[str, Any]:
-    """What argparse needs to know of a type."""
+    """Arguments of ``add_argument`` for a type."""
     if get_origin(hint) in (types.UnionType, Union):  # T | None
         (hint,) = (t for t in get_args(hint) if t is not type(None))
     if hint is bool:
@@ -72,7 +72,7 @@ def _shown(default: Any) -> str:
 
 
 def _parameters(cls: type) -> dict[str, str]:
-    """Texts of a docstring's ``:param:`` fields, without marks of reST."""
+    """Texts of the ``:param:`` fields of a docstring, without reST markup."""
     found = re.findall(
         r":param (?:\w+ )?(\w+): (.*?)(?=\n\s*:(?:param|r)|\n\n|\Z)", cls.__doc__ or "", re.S
     )

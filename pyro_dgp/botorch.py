@@ -19,20 +19,22 @@ __all__ = ["FunctionDraws"]
 
 
 class FunctionDraws(EnsembleModel):
-    """S functions drawn from a trained model: what BoTorch calls an ensemble.
+    """S functions drawn from a trained model, as a BoTorch ensemble.
 
-    Its posterior at X, ``batch_shape x q x d``, has the S functions' values, ``batch_shape x S x q
-    x m``, as joint draws over all rows: they are the same functions in every call. Monte Carlo
-    acquisition functions (``qLogExpectedImprovement``, ``qUpperConfidenceBound``, ...) take them as
-    they are; analytic ones need a normal posterior, which a deep GP does not have. The functions
-    are the likelihood's, without its noise, and those of the model as it is now: make a new
+    The posterior at X, ``batch_shape x q x d``, has the values of the S functions, ``batch_shape x
+    S x q x m``, as joint draws over all rows: every call evaluates the same functions. They can be
+    used with Monte Carlo acquisition functions (``qLogExpectedImprovement``,
+    ``qUpperConfidenceBound``,
+    ...); analytic ones need a normal posterior, which a deep GP does not have. The functions are
+    those of the likelihood, without its noise, and of the model at construction: create a new
     adapter after further training.
 
     :param LatentDGP dgp: A trained model.
-    :param int num_functions: S.
-    :param int num_features: Random features of each GP's prior, an even number.
-    :param input_transform: A BoTorch transform from X to what the model was trained with.
-    :param outcome_transform: The one that made the targets it was trained with; it is undone.
+    :param int num_functions: Number S of functions.
+    :param int num_features: Number of random features of the prior of each GP, an even number.
+    :param input_transform: A BoTorch transform from X to the inputs of training.
+    :param outcome_transform: The BoTorch transform that produced the targets of training; it is
+        inverted.
     :param torch.Generator generator: Source of the draws, on the model's device.
     :raises TypeError: If ``dgp`` is not a :class:`~pyro_dgp.LatentDGP`.
     :raises NotImplementedError: If no functions can be drawn from the model
@@ -57,7 +59,7 @@ class FunctionDraws(EnsembleModel):
         )
         last = dgp.layers[-1]
         self._num_outputs = last.width(last.input_dim or 0)
-        # Not by BoTorch's name, under which it is warned of that there are no training inputs.
+        # Under BoTorch's own name, a warning would say that there are no training inputs.
         self._input_transform = input_transform
         if outcome_transform is not None:
             self.outcome_transform = outcome_transform

@@ -1,4 +1,4 @@
-"""The command line: the commands of the study here, those for one's own table in ``table``."""
+"""The command line: commands of the study; those for tables are in :mod:`pyro_dgp.table`."""
 
 import argparse
 import json
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-# What `demo` and `snr` train unless told otherwise.
+# Default configuration of `demo` and `snr`.
 _DEMO = {"num_layers": 1, "K": 10, "num_steps": 1500, "lr": 0.05}
 _SNR = {"num_layers": 2, "K": 10, "num_steps": 2000, "lr": 0.02}
 
@@ -70,7 +70,7 @@ def _demo(args: argparse.Namespace) -> int:
 
 
 def _figures() -> ModuleType | None:
-    """The module that draws, or None without Matplotlib. Before long work, so that it is known."""
+    """The module of figures; None, with a message, without Matplotlib. Called before long runs."""
     from pyro_dgp.experiments import figures
 
     try:
@@ -178,7 +178,7 @@ def _reproduce(args: argparse.Namespace) -> int:
 
 
 def _published(args: argparse.Namespace) -> str | None:
-    """The table of the file with published numbers, if one is named."""
+    """The table from the file with published numbers, if one is given."""
     if args.published is None:
         for option in ("format", "outliers"):
             if getattr(args, option) is not None:

@@ -6,19 +6,19 @@ import platform
 
 __all__ = ["keep_freed_memory"]
 
-# Of mallopt(3), with the environment variables that a process reads at its start. No array gets
-# pages of its own, and the heap does not shrink.
+# Options of mallopt(3) by the environment variables that set them at the start of a process: no
+# separate mappings for large arrays, and a heap that does not shrink.
 _OPTIONS = {"MALLOC_MMAP_MAX_": (-4, 0), "MALLOC_TRIM_THRESHOLD_": (-1, 2**31 - 1)}
 
 
 def keep_freed_memory() -> bool:
     """Lets this process, and those that it starts, keep freed memory for the next step.
 
-    Glibc hands large arrays back to the system when they are freed. A training step takes them all
-    again, page by page, each of which the system clears first: with tens of thousands of rows K B
-    in a step, that is a tenth to a quarter of its time. Call this once, at any time. The price is
-    that memory stays with the process after the largest step or prediction. Options that are set in
-    the environment, by ``MALLOC_TRIM_THRESHOLD_`` or ``GLIBC_TUNABLES``, stay as they are.
+    Glibc returns large arrays to the system when they are freed. The next training step allocates
+    them again, and the system clears every page first: with tens of thousands of rows K B per step,
+    this takes a tenth to a quarter of the time. Call this function once, at any time. The price is
+    that the process keeps the memory of its largest step or prediction. Options that are set in the
+    environment, by ``MALLOC_TRIM_THRESHOLD_`` or ``GLIBC_TUNABLES``, are left unchanged.
 
     The ``pyro-dgp`` command calls it. It does not matter on a GPU.
 

@@ -14,10 +14,10 @@ class Split:
     """Training and test data on the normalised scale.
 
     :param str name: Name of the data set.
-    :param numpy.ndarray X_train: [N, D].
-    :param numpy.ndarray y_train: [N].
-    :param numpy.ndarray X_test: [N_test, D].
-    :param numpy.ndarray y_test: [N_test].
+    :param numpy.ndarray X_train: Training inputs, [N, D].
+    :param numpy.ndarray y_train: Training targets, [N].
+    :param numpy.ndarray X_test: Test inputs, [N_test, D].
+    :param numpy.ndarray y_test: Test targets, [N_test].
     """
 
     name: str
@@ -30,8 +30,8 @@ class Split:
 def normalize(values: np.ndarray, by: np.ndarray | None = None) -> np.ndarray:
     """``(v - mean) / (std + 1e-6)`` by column, with the population standard deviation.
 
-    :param numpy.ndarray values: [N] or [N, D].
-    :param numpy.ndarray by: Where the mean and deviation come from; None for ``values``.
+    :param numpy.ndarray values: Values to be normalised, [N] or [N, D].
+    :param numpy.ndarray by: Values that define mean and deviation; None for ``values``.
     """
     by = values if by is None else by
     return (values - by.mean(0)) / (by.std(0) + 1e-6)
@@ -47,6 +47,7 @@ def demo_function(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     eps ~ N(0, 1). The paper's text has +9x^2/30; its code and its Figure 7 have the minus.
 
     :param numpy.ndarray x: Inputs of any shape.
+    :param numpy.random.Generator rng: Source of the noise.
     """
     noise = 0.2 * np.exp(rng.standard_normal(x.shape))
     first = np.sin(4 * x) / 3
@@ -57,12 +58,13 @@ def demo_function(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 def demo_data(seed: int = 0, published: bool = False) -> Split:
     """The demo data: 1998 training and 198 test points on [-3, 3].
 
-    Every unit of the input axis starts with a gap of 1/11 that holds test points only. Inputs and
-    targets are normalised by the mean and deviation of the training data.
+    Every unit interval of the input axis starts with a gap of length 1/11 with test points only.
+    Inputs and targets are normalised by the mean and deviation of the training data.
 
-    :param int seed: Of the inputs and targets.
-    :param bool published: Normalise the test data by their own mean and deviation, as the authors'
-        code does; that shifts them by a third of a deviation against the training data.
+    :param int seed: Seed of inputs and targets.
+    :param bool published: Whether to normalise the test data by their own mean and deviation, as
+        the authors' code does; this shifts them by a third of a deviation against the training
+        data.
     """
     rng = np.random.default_rng(seed)
     num_train, num_test, blocks = 2000, 200, 6
@@ -87,20 +89,21 @@ _DEMOS = ("demo", "demo_published")
 
 
 def names() -> list[str]:
-    """Names that :func:`load` knows."""
+    """Names of the data sets of :func:`load`."""
     return [*_DEMOS, *uci.manifest()]
 
 
 def load(name: str, split: int = 0) -> Split:
     """A data set with one of the published train-test splits.
 
-    UCI sets are normalised over **all** rows before the split and lose the inputs that are constant
-    over them, as the published numbers need; the demo data take ``split`` as their seed. Most
-    come with the package; the file ``NAME.csv.gz`` is looked for in ``$PYRO_DGP_DATA`` and in the
-    cache folder before, and its contents are checked (:mod:`~pyro_dgp.experiments.uci`).
+    UCI sets are normalised over **all** rows before the split, and inputs that are constant over
+    all rows are dropped, as for the published numbers; the demo data use ``split`` as their seed.
+    Most sets come with the package; the file ``NAME.csv.gz`` is first searched for in
+    ``$PYRO_DGP_DATA`` and in the cache folder, and its contents are checked
+    (:mod:`~pyro_dgp.experiments.uci`).
 
     :param str name: One of :func:`names`.
-    :param int split: Number of the split; the paper has 20 of them a set.
+    :param int split: Number of the split; the paper has 20 per set.
     :raises ValueError: If the name is unknown, the split negative, or the file not the right one.
     :raises FileNotFoundError: If there is no file; says how to get it.
     """
@@ -118,7 +121,11 @@ def load(name: str, split: int = 0) -> Split:
 
 
 def split_indices(num_rows: int, split: int) -> tuple[np.ndarray, np.ndarray]:
-    """Row numbers of the training (90%) and test halves of a published split, in their order."""
+    """Indices of the training rows (90%) and test rows of a published split, in their order.
+
+    :param int num_rows: Number of rows of the data set.
+    :param int split: Number of the split.
+    """
     # The published splits are those of NumPy's legacy generator.
     order = np.arange(num_rows)
     np.random.RandomState(split).shuffle(order)

@@ -1,4 +1,4 @@
-"""Drawing only: functions that take results and return a Matplotlib figure."""
+"""Figures: functions from results to a Matplotlib figure."""
 
 import itertools
 import math
@@ -41,7 +41,7 @@ def demo_figure(dgp: LatentDGP, data: Split, num_samples: int = 2000) -> "Figure
 
     :param LatentDGP dgp: A model of one input and one target.
     :param Split data: The data it was trained on.
-    :param int num_samples: Samples behind each density.
+    :param int num_samples: Number of samples per density.
     :returns: A Matplotlib figure.
     """
     plt = _pyplot()
@@ -86,7 +86,7 @@ def demo_figure(dgp: LatentDGP, data: Split, num_samples: int = 2000) -> "Figure
 def snr_figure(sweep: SNRSweep, groups: Sequence[str]) -> "Figure":
     """Figure 1: SNR against K for some parameters, REG and DReG on twin axes.
 
-    :param SNRSweep sweep: Of the estimators "REG" and "DReG".
+    :param SNRSweep sweep: Points of the estimators "REG" and "DReG".
     :param groups: Names of groups in the sweep, one line each.
     :returns: A Matplotlib figure.
     """
@@ -130,7 +130,7 @@ def histogram_figure(
         sharex="row" if common_axis else False, layout="constrained",
     )  # fmt: skip
     for row, (estimator, by_K) in zip(axes, draws.items(), strict=True):
-        # Tails are long, those of few samples above all, and the bulk is what there is to see.
+        # Without the tails, which are long, especially for few samples.
         shared = _bulk(torch.cat([v.flatten() for v in list(by_K.values())[-2:]]))
         for axis, (K, gradients) in zip(row, by_K.items(), strict=True):
             g = gradients.cpu()
@@ -163,7 +163,7 @@ def _bulk(values: Tensor) -> tuple[float, float]:
 def depth_figure(sweeps: Mapping[str, Mapping[int, SNRSweep]]) -> "Figure":
     """Figure 3: mean SNR by depth, one bar for each K, REG above and DReG below.
 
-    :param sweeps: By data set and number of layers.
+    :param sweeps: Sweeps by data set and number of layers.
     :returns: A Matplotlib figure.
     """
     plt = _pyplot()
@@ -233,7 +233,7 @@ def training_figure(points: Mapping[str, Mapping[int, Sequence[SNRPoint]]]) -> "
 def violin_figure(values: Mapping[str, Mapping[str, Mapping[int, float]]]) -> "Figure":
     """Figure 4: test log-likelihoods over splits, with learned and with fixed q(z).
 
-    :param values: By data set, kind ("learned", "fixed") and split.
+    :param values: Log-likelihoods by data set, kind ("learned", "fixed") and split.
     :returns: A Matplotlib figure.
     """
     plt = _pyplot()
@@ -258,7 +258,7 @@ def violin_figure(values: Mapping[str, Mapping[str, Mapping[int, float]]]) -> "F
 def marginals_figure(points: Mapping[str, Sequence[Mapping]]) -> "Figure":
     """Figure 5: predictive densities at some test points, with learned and with fixed q(z).
 
-    :param points: By data set, mappings with "row", "target", "grid", "learned" and "fixed".
+    :param points: Mappings with "row", "target", "grid", "learned" and "fixed", by data set.
     :returns: A Matplotlib figure.
     """
     plt = _pyplot()
@@ -288,7 +288,7 @@ def marginals_figure(points: Mapping[str, Sequence[Mapping]]) -> "Figure":
 def ordered_figure(values: Mapping[str, Mapping[str, Mapping[int, float]]]) -> "Figure":
     """Figure 6: test log-likelihoods of the splits, in order, and the differences DReG - REG.
 
-    :param values: By data set, estimator ("reg", "dreg") and split.
+    :param values: Log-likelihoods by data set, estimator ("reg", "dreg") and split.
     :returns: A Matplotlib figure.
     """
     plt = _pyplot()

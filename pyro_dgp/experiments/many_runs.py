@@ -1,4 +1,4 @@
-"""Many runs, side by side: on one machine, or on a cluster."""
+"""Many runs in parallel, on one machine or on a cluster."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,19 +19,20 @@ def sweep(
     num_jobs: int = 1,
     progress: bool = True,
 ) -> list[dict]:
-    """Runs every configuration whose record is not in the folder yet, through joblib.
+    """Runs every configuration whose record is not in the folder yet, with joblib.
 
-    Each run has one thread, so that its numbers depend neither on how many there are nor on where
-    they run. Another backend than joblib's own processes is its user's choice: inside
+    Each run has one thread, so its numbers depend neither on the number of runs nor on where they
+    are executed. Other backends than joblib's processes are possible: inside
     ``with joblib.parallel_config(backend="dask"):``, after ``distributed.Client(...)``, or
-    ``"ray"``; workers must share the folder, and be processes.
+    ``"ray"``; workers must be processes and share the folder.
 
-    :param configs: What to run.
-    :param folder: Gets records and checkpoints; see :func:`~pyro_dgp.experiments.runs.run`.
-    :param int num_jobs: Runs at a time; -1 for one per core.
-    :param bool progress: Show a progress bar with the time left.
-    :returns: Records in the order of ``configs``. That of a failed run has an ``error``, and is
-        tried again by the next call.
+    :param configs: The configurations to run.
+    :param folder: Folder for records and checkpoints, see
+        :func:`~pyro_dgp.experiments.runs.run`.
+    :param int num_jobs: Number of parallel runs; -1 for one per core.
+    :param bool progress: Whether to show a progress bar with the remaining time.
+    :returns: Records in the order of ``configs``. The record of a failed run has an ``error``, and
+        the run is repeated by the next call.
     :raises ImportError: If joblib is missing.
     """
     try:
@@ -52,7 +53,7 @@ def _run(config: RunConfig, folder: Path) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with pyro.get_param_store().scope():  # or a worker would collect parameters
+        with pyro.get_param_store().scope():  # else parameters would accumulate in a worker
             record, _ = run(config, folder, progress=False)
         if record["interrupted"]:
             raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""How good a model is: its bound on the training data, its predictions on the test data."""
+"""Metrics: the bound on the training data, and scores of predictions of test data."""
 
 import math
 from collections.abc import Iterator
@@ -16,23 +16,25 @@ __all__ = [
     "test_log_likelihood",
 ]  # fmt: skip
 
-# Numbers that one predictive distribution may hold: 2^23 doubles are 64 MiB.
+# Most numbers in one predictive distribution: 2^23 doubles are 64 MiB.
 _CHUNK = 2**23
 
 
 def test_log_likelihood(dgp: LatentDGP, X: Tensor, y: Tensor, num_samples: int = 10_000) -> float:
-    """Mean over rows of log p(y | x), with ``num_samples`` draws of z and the hidden layers a row.
+    """Mean over rows of log p(y | x).
 
     Source: Rudner et al. (2021), appendix "Details by Figure".
 
-    :param torch.Tensor X: [N, D].
-    :param torch.Tensor y: [N] or [N, P].
+    :param LatentDGP dgp: A trained model.
+    :param torch.Tensor X: Inputs, [N, D].
+    :param torch.Tensor y: Targets, [N] or [N, P].
+    :param int num_samples: Number of draws of z and of the hidden layers per row.
     """
     total = sum(p.log_prob(t).sum() for p, t in _predictions(dgp, X, y, num_samples))
     return float(total / len(X))
 
 
-# The name is the field's; pytest is not to collect it where it is imported.
+# A usual name in this field, which pytest would collect where it is imported.
 test_log_likelihood.__test__ = False  # pyright: ignore[reportFunctionMemberAccess]
 
 
@@ -45,22 +47,23 @@ _SHAPIRO_DRAWS = 1000
 def evaluate(
     dgp: LatentDGP, X: Tensor, y: Tensor, num_samples: int = 10_000, num_evaluations: int = 1
 ) -> dict:
-    """How good predictions are, on the scale of y.
+    """Scores of predictions, on the scale of y.
 
     Where y has point masses (:func:`point_masses`), the log-likelihood can grow without limit as
     the noise variance falls; the CRPS cannot.
 
-    :param torch.Tensor X: [N, D].
-    :param torch.Tensor y: [N] or [N, P].
-    :param int num_samples: Draws of z and the hidden layers a row.
-    :param int num_evaluations: How often the log-likelihood is estimated, ten times in the paper.
+    :param LatentDGP dgp: A trained model.
+    :param torch.Tensor X: Inputs, [N, D].
+    :param torch.Tensor y: Targets, [N] or [N, P].
+    :param int num_samples: Number of draws of z and of the hidden layers per row.
+    :param int num_evaluations: Number of estimates of the log-likelihood; ten in the paper.
     :returns: ``test_log_likelihoods`` of the evaluations and their mean ``test_log_likelihood``;
         of the first evaluation ``crps``, ``rmse`` of the predictive mean, and for a single output
         ``coverage`` of the central intervals by their probability, and ``shapiro_wilk``, the median
         over rows of the Shapiro-Wilk W of draws (1 for a normal distribution), the authors' measure
-        of how far predictive densities are from Gaussian. For targets on a lattice, whose
-        ``log_prob`` is that of a probability, not ``shapiro_wilk`` but ``log_step``, the logarithm
-        of its step: less that, the log-likelihood is the mean log density over the step.
+        of the distance of predictive densities from Gaussian ones. For targets on a lattice, whose
+        ``log_prob`` is that of a probability, ``log_step``, the logarithm of the lattice's step,
+        replaces ``shapiro_wilk``: the log-likelihood minus ``log_step`` is a mean log density.
     """
     log_prob, crps, squared, pit, shapiro_w, lattice = [], [], [], [], [], None
     for predictive, target in _predictions(dgp, X, y, num_samples):
@@ -92,18 +95,18 @@ def evaluate(
 
 
 def pit_bounds(p: PredictiveMixture, y: Tensor) -> tuple[Tensor, Tensor]:
-    """P(target < y) and P(target <= y), [N] each; they are the same but for targets on a lattice.
+    """P(target < y) and P(target <= y), [N] each; they differ only for targets on a lattice.
 
-    :param PredictiveMixture p: Of one target a row; or another distribution with ``cdf`` and
-        ``lattice``.
-    :param torch.Tensor y: [N].
+    :param PredictiveMixture p: Prediction of one target per row; or another distribution with
+        ``cdf`` and ``lattice``.
+    :param torch.Tensor y: Targets, [N].
     """
     above = p.cdf(y)
     return (above if p.lattice is None else p.cdf(y - p.lattice[1])), above
 
 
 def coverage(below: Tensor, above: Tensor) -> dict[float, float]:
-    """Shares of the targets within central intervals, ends included, by the probabilities of these.
+    """Shares of the targets within central intervals, ends included, by nominal probability.
 
     :param torch.Tensor below: P(target < y) at the targets, [N].
     :param torch.Tensor above: P(target <= y) there, [N].
@@ -117,13 +120,13 @@ def coverage(below: Tensor, above: Tensor) -> dict[float, float]:
 
 
 def randomised_pit(below: Tensor, above: Tensor, seed: int = 0) -> Tensor:
-    """Uniform in (0, 1) if the model is calibrated, on a lattice, too, [N].
+    """Randomised PIT values, uniform in (0, 1) if the model is calibrated, also on a lattice, [N].
 
     Source: Czado, Gneiting and Held (2009), "Predictive model assessment for count data".
 
     :param torch.Tensor below: P(target < y) at the targets, [N].
     :param torch.Tensor above: P(target <= y) there, [N].
-    :param int seed: Of what is drawn between the two.
+    :param int seed: Seed of the random numbers between the two.
     """
     generator = torch.Generator().manual_seed(seed)
     share = torch.rand(below.shape, dtype=below.dtype, generator=generator)
@@ -131,13 +134,13 @@ def randomised_pit(below: Tensor, above: Tensor, seed: int = 0) -> Tensor:
 
 
 def point_masses(y: Tensor, least: float = 0.05) -> dict[str, float] | None:
-    """The most frequent target, if it is the value of more than a share of the rows.
+    """The most frequent target, if it is the value of more than a given share of the rows.
 
-    Of a density, no value comes twice; here the log-likelihood can be driven up without limit by a
-    narrow peak at it.
+    Values of a continuous distribution do not repeat. Where one does, a narrow peak at it can
+    increase the log-likelihood without limit.
 
-    :param torch.Tensor y: [N].
-    :param float least: The share of rows below which ties are taken for rounding.
+    :param torch.Tensor y: Targets, [N].
+    :param float least: Share of rows below which ties are attributed to rounding.
     :returns: ``value``, its ``share`` of the rows, and the number ``distinct`` of values; or None.
     """
     values, counts = torch.unique(y, return_counts=True, dim=0)
@@ -148,7 +151,14 @@ def point_masses(y: Tensor, least: float = 0.05) -> dict[str, float] | None:
 
 
 def bound(dgp: LatentDGP, loss: Loss, X: Tensor, y: Tensor, batch_size: int = 512) -> float:
-    """The bound (not its negative) of the training data, by passes over batches of them."""
+    """The bound (not its negative) of the training data, computed in batches.
+
+    :param LatentDGP dgp: A trained model.
+    :param ~pyro.infer.ELBO loss: The loss, the negative bound.
+    :param torch.Tensor X: Inputs, [N, D].
+    :param torch.Tensor y: Targets, [N] or [N, P].
+    :param int batch_size: Number of rows per batch.
+    """
     batches = zip(X.split(batch_size), y.split(batch_size), strict=True)
     return -sum(loss.loss(dgp.model, dgp.guide, *b) * len(b[0]) / len(X) for b in batches)
 

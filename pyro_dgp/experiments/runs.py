@@ -66,41 +66,42 @@ def _one_of(choices: tuple[str, ...]) -> Any:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What a run is; the defaults are the paper's, but for two things.
+    """The configuration of a run. The defaults are the paper's, with two exceptions.
 
-    The paper takes 300,000 steps, and natural gradients of step 0.01 for the last layer's q(u),
-    where a run here uses Adam for every parameter unless told otherwise.
+    The paper has 300,000 steps, and natural gradients of step size 0.01 for q(u) of the last layer,
+    where Adam is the default here.
 
-    :param str dataset: One of :func:`~pyro_dgp.experiments.datasets.names`.
-    :param int split: The train-test split.
-    :param int seed: Of initial values, batches and draws (the split's number if there is none).
-    :param str loss: The bound with the doubly reparameterised gradient ("dreg") or the ordinary one
-        ("reg"), or doubly stochastic VI ("vi", ``TraceMeanField_ELBO``).
-    :param int K: Importance samples; "vi" does not use it.
-    :param int num_layers: GP layers.
-    :param int latent_dim: Dimension of z, 0 for a plain deep GP.
-    :param bool learned_qz: Learn q(z | x, y), or fix it to the prior.
-    :param int num_inducing: Inducing inputs per layer.
-    :param str likelihood: Of the targets; "gaussian" has noise of one variance.
+    :param str dataset: Name of the data set, one of :func:`~pyro_dgp.experiments.datasets.names`.
+    :param int split: Number of the train-test split.
+    :param int seed: Seed of initial values, batches and draws (the number of the split if not
+        given).
+    :param str loss: Loss: the bound with the doubly reparameterised gradient ("dreg") or the
+        ordinary one ("reg"), or doubly stochastic VI ("vi", ``TraceMeanField_ELBO``).
+    :param int K: Number of importance samples; not used by "vi".
+    :param int num_layers: Number of GP layers.
+    :param int latent_dim: Dimension of z; 0 for a plain deep GP.
+    :param bool learned_qz: Whether to learn q(z | x, y), or to fix it to the prior.
+    :param int num_inducing: Number of inducing inputs per layer.
+    :param str likelihood: Likelihood of the targets; "gaussian" has one noise variance.
     :param float noise_variance: Initial noise variance of the Gaussian likelihood.
-    :param float noise_scale: Of "heteroscedastic", see
+    :param float noise_scale: Scale of the noise function of "heteroscedastic", see
         :class:`~pyro_dgp.gp.likelihoods.HeteroscedasticGaussian`.
-    :param str kernel: Of all layers.
-    :param int num_steps: Gradient steps.
-    :param int batch_size: Minibatch size.
-    :param float lr: Adam's initial learning rate.
-    :param float natural_lr: Step size of natural gradients for the last layer's q(u), 0.01 in the
+    :param str kernel: Kernel of all layers.
+    :param int num_steps: Number of gradient steps.
+    :param int batch_size: Number of rows per minibatch.
+    :param float lr: Initial learning rate of Adam.
+    :param float natural_lr: Step size of natural gradients for q(u) of the last layer, 0.01 in the
         paper; 0 for Adam there, too.
-    :param float lr_decay: Factor of both every ``lr_decay_steps`` steps.
-    :param int lr_decay_steps: See ``lr_decay``.
-    :param str schedule: Of the learning rate: the paper's, "steps", with ``lr_decay``; or half a
-        "cosine", for few steps (:func:`~pyro_dgp.infer.annealed_adam`).
+    :param float lr_decay: Factor of both step sizes every ``lr_decay_steps`` steps.
+    :param int lr_decay_steps: Number of steps between two decays.
+    :param str schedule: Schedule of the learning rate: the paper's, "steps", with ``lr_decay``; or
+        half a "cosine", for short runs (:func:`~pyro_dgp.infer.annealed_adam`).
     :param str mixing: Mixing matrix of the hidden layers, "published" for that of the published
         numbers; see :meth:`~pyro_dgp.gp.LatentDGP.from_data`.
-    :param str dtype: Of data and parameters.
-    :param str device: A torch device.
-    :param int num_test_samples: Samples per test row.
-    :param int num_evaluations: Estimates of the test log-likelihood; ten in the paper.
+    :param str dtype: Dtype of data and parameters.
+    :param str device: Torch device.
+    :param int num_test_samples: Number of samples per test row.
+    :param int num_evaluations: Number of estimates of the test log-likelihood; ten in the paper.
     """
 
     dataset: str
@@ -208,10 +209,11 @@ def train(
 ) -> tuple[LatentDGP, TrainingHistory]:
     """Trains a model.
 
-    :param RunConfig config: What to train.
-    :param checkpoint: See :func:`~pyro_dgp.infer.fit`. If it holds all steps, it is loaded.
-    :param bool progress: Show a progress bar.
-    :param callback: See :func:`~pyro_dgp.infer.fit`.
+    :param RunConfig config: The configuration.
+    :param checkpoint: Checkpoint, see :func:`~pyro_dgp.infer.fit`; if it has all steps, it is
+        loaded.
+    :param bool progress: Whether to show a progress bar.
+    :param callback: Function called after every step, see :func:`~pyro_dgp.infer.fit`.
     :param float checkpoint_interval: Seconds between two checkpoints.
     :raises ValueError: If the data set is unknown or not the right one, or an option out of range.
     :raises FileNotFoundError: If the data set is missing.
@@ -248,7 +250,7 @@ def train(
 
 
 def load_data(config: RunConfig) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """X and y for training, X and y for testing, of a run's dtype and on its device.
+    """X and y for training and for testing, in the dtype and on the device of a run.
 
     :raises ValueError: If the data set is unknown or not the right one, or there is no such device.
     :raises FileNotFoundError: If the data set is missing.
@@ -264,12 +266,12 @@ def load_data(config: RunConfig) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def checkpoint_path(config: RunConfig, folder: str | Path) -> Path:
-    """Where :func:`run` keeps the model."""
+    """File to which :func:`run` saves the model."""
     return Path(folder) / f"{config.model_name}.pt"
 
 
 def record_path(config: RunConfig, folder: str | Path) -> Path:
-    """Where :func:`run` writes the record."""
+    """File to which :func:`run` writes the record."""
     return Path(folder) / f"{config.name}.json"
 
 
@@ -294,16 +296,16 @@ def run(
 ) -> tuple[dict, LatentDGP]:
     """Trains and evaluates a model.
 
-    :param RunConfig config: What to run.
-    :param folder: Gets the record and a checkpoint, from which an interrupted run goes on, with the
-        same result. A run whose record and checkpoint are there is only loaded.
-    :param bool progress: Show a progress bar.
+    :param RunConfig config: The configuration.
+    :param folder: Folder for the record and a checkpoint, from which an interrupted run continues
+        with the same result. If both exist, the run is only loaded.
+    :param bool progress: Whether to show a progress bar.
     :param float checkpoint_interval: Seconds between two checkpoints.
     :returns: The record (plain numbers, strings, lists and dicts) and the trained model. After
         Ctrl-C there is no evaluation: ``interrupted`` is set, and the record is not written.
     :raises ValueError: If the data set is unknown or not the right one, or an option out of range.
     :raises FileNotFoundError: If the data set is missing.
-    :raises NonFiniteError: If training broke down; a record with the error is written.
+    :raises NonFiniteError: If training diverged; a record with the error is written.
     """
     if folder is not None and Path(folder).exists() and not Path(folder).is_dir():
         raise ValueError(f"{folder} is a file; name a folder for the results.")
@@ -327,7 +329,7 @@ def run(
 
 
 def is_complete(path: str | Path) -> bool:
-    """Whether there is the record of a run that went well, by this version.
+    """Whether there is the record of a successful run of this version.
 
     :raises ValueError: If the file is something else.
     """
@@ -335,7 +337,7 @@ def is_complete(path: str | Path) -> bool:
 
 
 def failure(config: RunConfig, error: Exception) -> dict:
-    """The record of a run that broke down."""
+    """The record of a failed run."""
     return {"config": asdict(config), "error": f"{type(error).__name__}: {error}"}
 
 

@@ -1,7 +1,7 @@
-"""Files of the UCI sets: those that come with the package, and those that are fetched.
+"""Files of the UCI sets: those that come with the package, and those that are downloaded.
 
-Each is a CSV file, gzipped, whose contents are known by their SHA-256: the published splits are
-permutations of row numbers, so that another order of the same rows would be another split.
+Each is a gzipped CSV file whose contents are checked by their SHA-256: the published splits are
+permutations of row numbers, so another order of the same rows would give other splits.
 """
 
 import gzip
@@ -22,12 +22,12 @@ __all__ = ["fetch", "find", "folders", "manifest", "read"]
 
 
 def manifest() -> dict[str, dict]:
-    """Of each set its size, checksum, source, licence and a note."""
+    """Size, checksum, source, licence and a note of each set, by name."""
     return json.loads(_packaged("uci.json").read_text())
 
 
 def folders() -> list[Path]:
-    """Where files are looked for, in order, before the package: ``$PYRO_DGP_DATA``, the cache."""
+    """Folders that are searched in order before the package: ``$PYRO_DGP_DATA`` and the cache."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pyro_dgp"
     named = os.environ.get("PYRO_DGP_DATA")
     return [Path(named), cache] if named else [cache]
@@ -61,11 +61,11 @@ def read(name: str) -> np.ndarray:
 
 
 def fetch(name: str, source: str | Path | None = None, progress: bool = True) -> Path:
-    """Makes the file of a set from its original, in the first of :func:`folders`.
+    """Creates the file of a set from its original, in the first of :func:`folders`.
 
     :param str name: A name of :func:`manifest`.
-    :param source: A folder with the original, or with the file itself; None to download it.
-    :param bool progress: Show a progress bar.
+    :param source: Folder with the original, or with the file itself; None to download it.
+    :param bool progress: Whether to show a progress bar.
     :returns: The file.
     :raises ValueError: If what was found does not give the published rows.
     :raises FileNotFoundError: If the folder has neither file.
@@ -95,7 +95,7 @@ def _packaged(name: str) -> Path:
 
 
 def _checked(name: str, content: bytes, where: str) -> bytes:
-    """The text of a file, if it is the published one."""
+    """The text of a file, after a check that it is the published one."""
     try:
         text = gzip.decompress(content)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
@@ -114,7 +114,7 @@ def _rows(text: bytes) -> np.ndarray:
 
 
 def _csv(rows: np.ndarray) -> bytes:
-    """Numbers that read back as the same doubles, and without a point if they are whole."""
+    """CSV text with all digits of doubles, and without decimals for whole numbers."""
     head = ",".join([*(f"x{i}" for i in range(rows.shape[1] - 1)), "y"])
     lines = [",".join(repr(int(v)) if v == int(v) else repr(v) for v in row) for row in
              rows.tolist()]  # fmt: skip
@@ -122,7 +122,7 @@ def _csv(rows: np.ndarray) -> bytes:
 
 
 def _original(source: str, folder: str | Path | None, progress: bool) -> Path:
-    """The file that a set is made from: in a folder, or downloaded."""
+    """The original file of a set: in a folder, or downloaded."""
     where, _, path = source.partition(":")
     if folder is not None:
         found = Path(folder) / Path(path).name
@@ -150,11 +150,11 @@ def _target_first(rows: np.ndarray) -> np.ndarray:
 
 
 def _compressor(rows: np.ndarray) -> np.ndarray:
-    """Inputs but for the two that are constant, and the first of two targets."""
+    """The inputs without the two constant ones, and the first of two targets."""
     return np.column_stack([np.delete(rows[:, :-2], [8, 11], axis=1), rows[:, -2]])
 
 
-#: Of the sets that do not come with the package: from the original file to rows.
+#: Functions from the original file to rows, for sets that do not come with the package.
 _CONVERTERS: dict[str, Callable[[Path], np.ndarray]] = {
     "pol": lambda path: scipy.io.loadmat(path)["data"].astype(float),
     "boston": np.loadtxt,

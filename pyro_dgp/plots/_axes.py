@@ -1,4 +1,4 @@
-"""What the pictures have in common."""
+"""Common parts of the pictures."""
 
 from types import ModuleType
 from typing import TYPE_CHECKING, Protocol
@@ -23,7 +23,7 @@ __all__ = [
     "short",
 ]
 
-# Characters of a name.
+# Length of a label, in characters.
 _LONGEST = 40
 
 
@@ -67,7 +67,7 @@ def axes_of(ax: "Axes | None") -> "Axes":
 def along(
     X: ArrayLike, feature: int, row: ArrayLike | None, num_points: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Values of one input from end to end, and rows with them."""
+    """A grid over the range of one input, and rows with these values."""
     X = np.asarray(X, dtype=float)
     if X.ndim != 2 or not 0 <= feature < X.shape[1]:
         raise ValueError(
@@ -82,7 +82,7 @@ def along(
 
 
 def like(model: object, rows: np.ndarray) -> "np.ndarray | pd.DataFrame":
-    """Rows as a data frame if the model was fitted to one, so that it knows the names."""
+    """Rows as a data frame with names if the model was fitted to one."""
     names = getattr(model, "feature_names_in_", None)
     if names is None:
         return rows
@@ -94,10 +94,10 @@ def like(model: object, rows: np.ndarray) -> "np.ndarray | pd.DataFrame":
 def name_of(model: object, feature: int) -> str:
     """The name of a column of the inputs, as a label."""
     names = getattr(model, "feature_names_in_", None)
-    # A dollar would begin a formula.
+    # A dollar sign would start a formula.
     return f"x{feature}" if names is None else short(str(names[feature])).replace("$", r"\$")
 
 
 def short(text: str) -> str:
-    """A name that leaves room for the picture."""
+    """A name shortened to the length of a label."""
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

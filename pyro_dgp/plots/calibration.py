@@ -1,4 +1,4 @@
-"""Whether probabilities may be taken at their word."""
+"""Pictures of calibration."""
 
 from typing import TYPE_CHECKING
 
@@ -18,10 +18,10 @@ _LEAST_IN_A_BIN = 10
 def pit_histogram(pit: ArrayLike, num_bins: int = 10, ax: "Axes | None" = None) -> "Axes":
     """Histogram of P(target <= y), flat if predictions are calibrated.
 
-    The band holds a bar of a calibrated model with probability 0.95.
+    The band contains a bar of a calibrated model with probability 0.95.
 
     :param pit: Values in (0, 1), [N]: ``model.cdf(X, y)``.
-    :param int num_bins: Bars.
+    :param int num_bins: Number of bars.
     :param ax: Matplotlib axes, or None.
     :returns: The axes.
     """
@@ -42,7 +42,7 @@ def pit_histogram(pit: ArrayLike, num_bins: int = 10, ax: "Axes | None" = None) 
 def calibration_curve(pit: ArrayLike, ax: "Axes | None" = None) -> "Axes":
     """Share of the targets below each quantile, on the diagonal if predictions are calibrated.
 
-    The band holds the whole curve of a calibrated model with probability 0.95, by the
+    The band contains the whole curve of a calibrated model with probability 0.95, by the
     Dvoretzky-Kiefer-Wolfowitz inequality.
 
     :param pit: Values in (0, 1), [N]: ``model.cdf(X, y)``.
@@ -66,14 +66,13 @@ def calibration_curve(pit: ArrayLike, ax: "Axes | None" = None) -> "Axes":
 def reliability_curve(
     probability: ArrayLike, happened: ArrayLike, num_bins: int = 10, ax: "Axes | None" = None
 ) -> "Axes":
-    """How often what was predicted happened: on the diagonal if as often as predicted.
+    """Observed frequencies against predicted probabilities, on the diagonal if calibrated.
 
-    Bins hold as many predictions each. Bars are the central 95% of what a calibrated model would
-    have in a bin.
+    Bins have equal numbers of predictions. Bars are central 95% intervals for a calibrated model.
 
     :param probability: Predicted probabilities, [N].
-    :param happened: Truth values, [N].
-    :param int num_bins: Bins; fewer where there are not ten predictions for each.
+    :param happened: Whether the event happened, [N].
+    :param int num_bins: Number of bins; fewer if there are less than ten predictions per bin.
     :param ax: Matplotlib axes, or None.
     :returns: The axes.
     """

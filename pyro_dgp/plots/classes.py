@@ -22,14 +22,14 @@ def probabilities_along_input(
     num_points: int = 100,
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """Probabilities of the classes along one input, one upon the other, the others held fixed.
+    """Probabilities of the classes along one input, stacked, with the other inputs fixed.
 
     :param model: A fitted :class:`~pyro_dgp.sklearn.LatentDGPClassifier`.
     :param X: Inputs that span the axis, [N, D].
-    :param int feature: Column of X that varies.
-    :param row: Values of the inputs, [D]; None for the medians of X.
-    :param labels: What to call the classes; None for ``model.classes_``.
-    :param int num_points: Points along the axis.
+    :param int feature: Index of the column of X that varies.
+    :param row: Values of the other inputs, [D]; None for the medians of X.
+    :param labels: Labels of the classes; None for ``model.classes_``.
+    :param int num_points: Number of points along the axis.
     :param ax: Matplotlib axes, or None.
     :returns: The axes.
     """

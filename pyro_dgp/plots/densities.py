@@ -23,20 +23,20 @@ def density_along_input(
     num_points: int = 80,
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """Predictive density as shades along one input, the others held fixed.
+    """Predictive density as shades along one input, with the other inputs fixed.
 
     :param model: A fitted :class:`~pyro_dgp.sklearn.LatentDGPRegressor` of one target.
     :param X: Inputs that span the axis, [N, D].
-    :param int feature: Column of X that varies.
-    :param row: Values of the inputs, [D]; None for the medians of X.
-    :param int num_points: Points along each axis.
+    :param int feature: Index of the column of X that varies.
+    :param row: Values of the other inputs, [D]; None for the medians of X.
+    :param int num_points: Number of points along each axis.
     :param ax: Matplotlib axes, or None.
     :returns: The axes.
     """
     ax = axes_of(ax)
     grid, rows = along(X, feature, row, num_points)
     y, density = _densities(model, rows, 0.002, num_points)
-    # By column of the same greatest shade: a narrow peak would leave the rest white.
+    # Scaled by column, as a single narrow peak would leave the rest white.
     shade = density / np.maximum(density.max(0), np.finfo(float).tiny)
     ax.pcolormesh(grid, y, shade, cmap="Blues", shading="nearest", rasterized=True)
     ax.set(xlabel=name_of(model, feature), ylabel="y", title="Predictive density")
@@ -52,14 +52,14 @@ def fan_chart(
     num_points: int = 100,
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """Median and central intervals along one input, the others held fixed.
+    """Median and central intervals along one input, with the other inputs fixed.
 
     :param model: A fitted :class:`~pyro_dgp.sklearn.LatentDGPRegressor` of one target.
     :param X: Inputs that span the axis, [N, D].
-    :param int feature: Column of X that varies.
-    :param row: Values of the inputs, [D]; None for the medians of X.
+    :param int feature: Index of the column of X that varies.
+    :param row: Values of the other inputs, [D]; None for the medians of X.
     :param levels: Probabilities of the intervals.
-    :param int num_points: Points along the axis.
+    :param int num_points: Number of points along the axis.
     :param ax: Matplotlib axes, or None.
     :returns: The axes.
     """
@@ -90,10 +90,10 @@ def marginal_densities(
     """Predictive densities of a few rows, with their targets as vertical lines.
 
     :param model: A fitted :class:`~pyro_dgp.sklearn.LatentDGPRegressor` of one target.
-    :param X: The rows, [N, D].
-    :param y: Their targets, [N], or None.
-    :param int num_points: Points along the axis.
-    :param labels: What to call the rows; None for their numbers.
+    :param X: Inputs of the rows, [N, D].
+    :param y: Targets of the rows, [N], or None.
+    :param int num_points: Number of points along the axis.
+    :param labels: Labels of the rows; None for their numbers.
     :param ax: Matplotlib axes, or None.
     :returns: The axes.
     """
@@ -118,15 +118,15 @@ def latent_traversal(
     num_points: int = 100,
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """What the latent input does: the mean along one input, for some values of z.
+    """Effect of the latent input: the mean along one input, for some values of z.
 
     :param model: A fitted :class:`~pyro_dgp.sklearn.LatentDGPRegressor` of one target with
         ``latent_dim=1``.
     :param X: Inputs that span the axis, [N, D].
-    :param int feature: Column of X that varies.
-    :param row: Values of the inputs, [D]; None for the medians of X.
-    :param values: Of z, in standard deviations of its prior.
-    :param int num_points: Points along the axis.
+    :param int feature: Index of the column of X that varies.
+    :param row: Values of the other inputs, [D]; None for the medians of X.
+    :param values: Values of z, in standard deviations of its prior.
+    :param int num_points: Number of points along the axis.
     :param ax: Matplotlib axes, or None.
     :returns: The axes.
     """

@@ -1,4 +1,4 @@
-"""Which inputs matter."""
+"""Importance of inputs."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -17,11 +17,11 @@ def importances(
     most: int = 20,
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """By how much a loss on held-out rows grows when an input's values are shuffled.
+    """Growth of a loss on held-out rows when the values of an input are shuffled.
 
-    :param found: Of each input the growth as a share of the loss, and its standard error.
-    :param str loss: What it is called.
-    :param int most: Inputs shown, those that matter most.
+    :param found: Relative growth of the loss, and its standard error, by input.
+    :param str loss: Name of the loss.
+    :param int most: Number of inputs shown, the most important ones.
     :param ax: Matplotlib axes, or None.
     :returns: The axes.
     """

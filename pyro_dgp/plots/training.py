@@ -1,4 +1,4 @@
-"""What happens along training."""
+"""Pictures of training."""
 
 from typing import TYPE_CHECKING
 
@@ -23,9 +23,9 @@ def training_curve(
     """The loss along training, as means over windows of steps, and held-out scores.
 
     :param history: A :class:`~pyro_dgp.infer.TrainingHistory`.
-    :param validation: Steps and scores, such as ``(model.validation_steps_,
+    :param validation: Steps and held-out scores, such as ``(model.validation_steps_,
         model.validation_crps_)``, or None.
-    :param int window: Steps that a mean is over; None for a 50th of all.
+    :param int window: Number of steps per mean; None for a 50th of all.
     :param ax: Matplotlib axes, or None.
     :returns: The axes.
     """
@@ -49,10 +49,10 @@ def training_curve(
 
 
 def snr_along_training(sweeps: dict[int, SNRSweep], group: str, ax: "Axes | None" = None) -> "Axes":
-    """Signal-to-noise ratios of a group of parameters along training, one line an estimator and K.
+    """Signal-to-noise ratios of a group of parameters along training, by estimator and K.
 
-    :param sweeps: By the number of steps, :func:`~pyro_dgp.infer.snr_sweep` of the same estimators
-        and K.
+    :param sweeps: Results of :func:`~pyro_dgp.infer.snr_sweep` for the same estimators and K, by
+        the number of steps.
     :param str group: The group of parameters.
     :param ax: Matplotlib axes, or None.
     :returns: The axes.

@@ -163,9 +163,9 @@ def add_plot(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     plot = commands.add_parser(
         "plot",
         help="draw the predictive densities of a model of `pyro-dgp fit`",
-        description="Draws calibration on the rows of a table, the importance of columns, densities "
-        "of some rows, and density, quantiles and the effect of the latent input along one "
-        "column, with the others at medians and most frequent texts.",
+        description="Draws calibration on the rows of a table, the importance of columns, "
+        "densities of some rows, and density, quantiles and the effect of the latent input along "
+        "one column, with the others at medians and most frequent texts.",
         epilog="example: pyro-dgp plot houses.pt houses.csv --input area --output figures",
     )
     plot.set_defaults(command=_later("plotting", "plot_command"))

@@ -1,4 +1,4 @@
-"""Everything of the paper that can be made again, and studies beside it."""
+"""Reproduction of the table and figures of the paper, and further studies."""
 
 from pyro_dgp.experiments.reproduce.predictions import PREDICTION_STUDIES
 from pyro_dgp.experiments.reproduce.snr import SNR_STUDIES

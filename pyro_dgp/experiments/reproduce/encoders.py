@@ -1,4 +1,4 @@
-"""The paper's signal-to-noise studies: from a trained model to results that can be drawn.
+"""The signal-to-noise studies of the paper: from a trained model to results for figures.
 
 Source: Rudner et al. (2021), section 4 and appendix B.
 """
@@ -58,18 +58,18 @@ def snr_against_K(
 ) -> SNRSweep:
     """Mean SNR of the encoder's gradient by K, under both estimators: a bar chart of Figure 3.
 
-    As in the paper, of the gradient for one datum at a time, averaged over data. Single data differ
-    much: where the weights are unequal, DReG's gradient has long tails and K must be larger.
+    As in the paper, the ratio is that of the gradient for one datum at a time, averaged over data.
+    Ratios of single data differ much: where the weights are unequal, DReG's gradient has long tails
+    and K must be larger.
 
     :param LatentDGP dgp: A trained model.
-    :param torch.Tensor X: Inputs of the data, ten in the paper.
-    :param torch.Tensor y: Their targets.
+    :param torch.Tensor X: Inputs of the data, [N, D]; ten data in the paper.
+    :param torch.Tensor y: Targets of the data, [N].
     :param K: Numbers of importance samples.
-    :param int num_draws: Q.
-    :param int seed: Of the draws.
-    :param paths: For each datum the file that gets its points, as they come; see
-        :func:`~pyro_dgp.infer.snr_sweep`.
-    :param bool progress: Show a progress bar.
+    :param int num_draws: Number Q of draws.
+    :param int seed: Seed of the draws.
+    :param paths: File for the points of each datum, see :func:`~pyro_dgp.infer.snr_sweep`; or None.
+    :param bool progress: Whether to show a progress bar.
     :returns: Points for the whole encoder ("encoder") and for each of its parameters.
     """
     sites = encoder_sites(dgp, X[:1], y[:1])
@@ -91,7 +91,7 @@ def random_entries(
 ) -> list[tuple[str, tuple[int, ...]]]:
     """Names and indices of scalar parameters of the encoder, chosen at random.
 
-    Of those that have a gradient at the datum, which those that read an input of 0 have not.
+    Only parameters with a gradient at the datum are chosen; weights of an input of 0 have none.
     """
     sites = encoder_sites(dgp, X, y)
     snr = SNRProfiler(dgp.model, dgp.guide, ESTIMATORS["REG"](K=1), 20, sites, seed=seed).run(X, y)
@@ -117,11 +117,11 @@ def snr_of_entries(
 
     :param LatentDGP dgp: A trained model.
     :param torch.Tensor X: Input of one datum, [1, D].
-    :param torch.Tensor y: Its target.
-    :param entries: Names and indices, see :func:`random_entries`.
-    :param int K: Importance samples.
-    :param int num_draws: Q.
-    :param int seed: Of the draws.
+    :param torch.Tensor y: Target of the datum, [1].
+    :param entries: Names and indices of parameters, see :func:`random_entries`.
+    :param int K: Number of importance samples.
+    :param int num_draws: Number Q of draws.
+    :param int seed: Seed of the draws.
     """
     sites = list(dict.fromkeys(site for site, _ in entries))
     points = []
@@ -142,7 +142,7 @@ def snr_of_entries(
 
 
 def _mean(points: Sequence[SNRPoint]) -> SNRPoint:
-    """One setting's point, averaged over data, with the error of the draws."""
+    """The mean over data of the points of one setting, with the error of the draws."""
 
     def mean(name: str) -> float:
         return sum(getattr(p, name) for p in points) / len(points)
@@ -165,7 +165,7 @@ def strongest_weight(
 ) -> tuple[str, tuple[int, ...]]:
     """The weight of the encoder's last layer with the strongest signal at one datum, under DReG.
 
-    :returns: Its name and its index.
+    :returns: Name of the parameter and index of the weight.
     """
     site = [s for s in encoder_sites(dgp, X, y) if s.endswith("weight")][-1]
     profiler = SNRProfiler(dgp.model, dgp.guide, ESTIMATORS["DReG"](K=K), 1000, [site], seed=seed)
@@ -185,8 +185,15 @@ def gradient_draws(
 ) -> dict[str, Tensor]:
     """Draws of the gradient by one scalar parameter at one datum: a column of Figures 2 and 8.
 
-    :param entry: Its name and its index, see :func:`strongest_weight`.
-    :returns: [num_draws] by estimator.
+    :param LatentDGP dgp: A trained model.
+    :param torch.Tensor X: Input of one datum, [1, D].
+    :param torch.Tensor y: Target of the datum, [1].
+    :param entry: Name and index of the parameter, see :func:`strongest_weight`.
+    :param int K: Number of importance samples.
+    :param int num_draws: Number of draws.
+    :param int seed: Seed of the draws.
+    :param bool progress: Whether to show a progress bar.
+    :returns: Draws by estimator, [num_draws] each.
     """
     site, index = entry
     found = {}

@@ -1,7 +1,7 @@
 """Table 1 of the paper: test log-likelihoods under both estimators, and a test of their difference.
 
-From the published numbers this procedure gives the printed table in every digit: the mean of the
-evaluations of a split; means over splits with standard errors (ddof 1); a one-sided Wilcoxon
+From the published numbers this procedure reproduces every digit of the printed table: the mean of
+the evaluations of each split; means over splits with standard errors (ddof 1); a one-sided Wilcoxon
 signed-rank test of the paired splits by the normal approximation without continuity correction;
 across data sets, one test of all pairs.
 
@@ -27,7 +27,7 @@ _COLUMNS = ("dataset", "estimator", "split", "eval_index", "test_log_likelihood"
 
 
 def read_evaluations(path: str | Path) -> dict[str, dict[str, dict[int, float]]]:
-    """Reads a CSV file with one evaluation a row, and averages those of a split.
+    """Reads a CSV file with one evaluation per row, and averages those of each split.
 
     :param path: File with the columns dataset, estimator ("reg" or "dreg"), split, eval_index and
         test_log_likelihood.
@@ -69,14 +69,14 @@ def read_evaluations(path: str | Path) -> dict[str, dict[str, dict[int, float]]]
 
 @dataclass(frozen=True)
 class Row:
-    """One data set.
+    """The row of one data set.
 
-    :param str dataset: Its name.
-    :param tuple splits: The splits that count.
-    :param tuple excluded: The splits left out as outliers.
-    :param dict mean: Mean over splits by estimator.
-    :param dict error: Its standard error by estimator; NaN for a single split.
-    :param float p_value: Of "DReG is no better than REG".
+    :param str dataset: Name of the data set.
+    :param tuple splits: Numbers of the splits that are used.
+    :param tuple excluded: Numbers of the splits left out as outliers.
+    :param dict mean: Mean over splits, by estimator.
+    :param dict error: Standard error of the mean, by estimator; NaN for a single split.
+    :param float p_value: p-value of the hypothesis that DReG is no better than REG.
     """
 
     dataset: str
@@ -89,7 +89,7 @@ class Row:
     def cells(self, bold: str) -> list[str]:
         """Mean and error under REG, then under DReG, and the p-value, as the paper prints them.
 
-        :param str bold: Pattern of what is in boldface, the higher mean if the digits show it.
+        :param str bold: Format of the higher mean, if the printed digits differ.
         """
         shown = {name: f"{self.mean[name]:.2f}" for name in ("reg", "dreg")}
         cells = []
@@ -102,10 +102,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Table1:
-    """All data sets.
+    """The table of all data sets.
 
-    :param tuple rows: :class:`Row` by data set.
-    :param float p_value: Across data sets.
+    :param tuple rows: A :class:`Row` per data set.
+    :param float p_value: p-value across data sets.
     """
 
     rows: tuple[Row, ...]
@@ -200,7 +200,7 @@ def _inliers(pairs: np.ndarray, limit: float | None) -> np.ndarray:
 
 
 def _p_value(differences: np.ndarray) -> float:
-    """Of the hypothesis that differences are symmetric about 0 or less; NaN if all are 0."""
+    """p-value of differences that are symmetric about 0 or less; NaN if all are 0."""
     differences = differences[differences != 0]
     if not len(differences):
         return math.nan

@@ -19,9 +19,9 @@ from pyro_dgp.gp import LatentDGP, PredictiveMixture
 
 __all__ = ["PREDICTION_STUDIES", "by_split"]
 
-#: What runs gave by data set, split and kind.
+#: Records of runs by data set, split and kind.
 _Records = dict[tuple[str, int, str], dict]
-#: The two kinds of model that a study compares, with what sets them apart.
+#: The two kinds of model that a study compares, with the options in which they differ.
 ESTIMATORS = {"reg": {"loss": "reg"}, "dreg": {"loss": "dreg"}}
 VARIATIONAL = {"learned": {"learned_qz": True}, "fixed": {"learned_qz": False}}
 
@@ -68,7 +68,7 @@ def by_split(
 
 
 def _notes(records: _Records) -> list[str]:
-    """What a reader of the numbers must know."""
+    """Remarks on the numbers."""
     lines = []
     for (dataset, split, kind), record in records.items():
         if "error" in record:
@@ -129,7 +129,7 @@ def _learned_lines(records: _Records) -> list[str]:
 
 # Likelihoods
 
-#: The likelihood that fits the targets of each set: see the data's point masses and lattices.
+#: The likelihood that suits the targets of each set, by their point masses and lattices.
 SPECIAL = {
     "forest": "zero_inflated", "solar": "rounded", "pol": "rounded", "power": "student_t",
     "winewhite": "rounded", "winered": "rounded",
@@ -207,7 +207,7 @@ def _marginals(size: Size, folder: Path, progress: bool) -> dict[str, list[dict]
 
 
 def _densities(predictives: dict[str, PredictiveMixture], i: int) -> dict[str, Tensor]:
-    """Densities of the i-th point on one grid, which all of them fit into."""
+    """Densities of the i-th point on a grid that covers all of them."""
     ends = torch.stack(
         [p.quantile(torch.tensor([0.001, 0.999]))[:, i] for p in predictives.values()]
     )

@@ -1,6 +1,7 @@
-"""What a study of the paper is: its size, its computation, its table and its figure.
+"""A study of the paper: size, computation, table and figure.
 
-A study computes results, which go to files as they come; a table and a figure are made of them.
+A study computes results, which are saved to files as they are computed, and makes a table and a
+figure of them.
 """
 
 from collections.abc import Callable
@@ -24,24 +25,24 @@ __all__ = ["Size", "Study", "demo_config", "some_data", "some_rows", "trained"]
 
 @dataclass(frozen=True)
 class Size:
-    """How large a study is.
+    """The size of a study.
 
     :param tuple datasets: Names of data sets.
-    :param tuple layers: Depths of the models.
-    :param int steps: Training steps of each model, with DReG.
-    :param float lr: Adam's initial learning rate (the data set's own if there is none).
-    :param str schedule: Of the learning rate: the paper's, "steps", or half a "cosine", for few
-        steps (the data set's own if there is none).
-    :param int train_K: Importance samples in training.
-    :param int points: Training points to average over.
-    :param int draws: Gradients per estimate.
-    :param tuple samples: Importance samples to profile.
-    :param int seeds: Models of each kind, trained from other initial values.
-    :param int splits: Train-test splits, from the first one on, in studies of predictions.
-    :param int test_samples: Samples per test row.
-    :param int evaluations: Estimates of a model's test log-likelihood.
-    :param int jobs: Runs at a time, in studies of many splits; -1 for one per core.
-    :param str dtype: Of data and parameters.
+    :param tuple layers: Numbers of layers of the models.
+    :param int steps: Number of training steps per model, with DReG.
+    :param float lr: Initial learning rate of Adam (depends on the data set unless given).
+    :param str schedule: Schedule of the learning rate: the paper's, "steps", or half a "cosine",
+        for short runs (depends on the data set unless given).
+    :param int train_K: Number of importance samples in training.
+    :param int points: Number of training points to average over.
+    :param int draws: Number of gradients per estimate.
+    :param tuple samples: Numbers of importance samples to profile.
+    :param int seeds: Number of models of each kind, from different initial values.
+    :param int splits: Number of train-test splits in studies of predictions, from the first one on.
+    :param int test_samples: Number of samples per test row.
+    :param int evaluations: Number of estimates of the test log-likelihood per model.
+    :param int jobs: Number of parallel runs in studies of many splits; -1 for one per core.
+    :param str dtype: Dtype of data and parameters.
     """
 
     datasets: tuple[str, ...] = ("demo",)
@@ -76,9 +77,10 @@ class Size:
                 )
 
     def only(self, name: str) -> Any:
-        """The one value of an option that can have several.
+        """The value of an option that may have several, but must have one here.
 
-        :raises ValueError: If it has several.
+        :param str name: Name of the option.
+        :raises ValueError: If it has not exactly one value.
         """
         values = getattr(self, name)
         if len(values) != 1:
@@ -107,13 +109,13 @@ def demo_config(num_steps: int, num_layers: int = 2, K: int = 10, lr: float = 0.
 
 @dataclass(frozen=True)
 class Study:
-    """One of the paper's figures.
+    """A study, such as one of the figures of the paper.
 
-    :param Size size: Its size unless told otherwise.
-    :param compute: ``compute(size, folder, progress)`` gives the results.
-    :param table: ``table(results)`` gives lines of text.
-    :param draw: ``draw(results)`` gives a Matplotlib figure; None if there is none.
-    :param files: ``files(results)`` gives more texts, by the suffix of their files.
+    :param Size size: The default size.
+    :param compute: A function; ``compute(size, folder, progress)`` returns the results.
+    :param table: A function; ``table(results)`` returns lines of text.
+    :param draw: A function; ``draw(results)`` returns a Matplotlib figure. None if there is none.
+    :param files: A function; ``files(results)`` returns further texts by the suffix of their files.
     """
 
     size: Size = field(repr=False)
@@ -124,9 +126,12 @@ class Study:
 
 
 def trained(config: RunConfig, folder: Path, progress: bool) -> LatentDGP:
-    """The model of a configuration, trained unless the folder has it.
+    """The model of a configuration, from the folder or newly trained.
 
-    :raises KeyboardInterrupt: After Ctrl-C, once the steps done are saved.
+    :param RunConfig config: The configuration.
+    :param folder: Folder for the model.
+    :param bool progress: Whether to show a progress bar.
+    :raises KeyboardInterrupt: After Ctrl-C, when the steps done have been saved.
     """
     dgp, history = train(config, checkpoint_path(config, folder), progress)
     if history.interrupted:
