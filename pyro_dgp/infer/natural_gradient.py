@@ -46,11 +46,12 @@ class NaturalGradient(PyroOptim):
 
     :param layers: Modules with ``u_loc`` [R, M] and ``u_scale_tril`` [R, M, M], such as
         :class:`~pyro_dgp.GPLayer` and Pyro's ``VariationalSparseGP``.
-    :param ~pyro.optim.PyroOptim optim: For all other parameters. If it is a ``PyroLRScheduler``,
-        :func:`~pyro_dgp.infer.fit` advances it; in a loop of one's own, call its ``step()``.
+    :param ~pyro.optim.PyroOptim optim: Optimiser of all other parameters. If it is a
+        ``PyroLRScheduler``, :func:`~pyro_dgp.infer.fit` advances it; in your own loop, call its
+        ``step()``.
     :param float lr: Step size :math:`\\gamma`; 1 solves a conjugate model at once.
     :param float decay: Factor of the step size every ``decay_steps`` steps.
-    :param int decay_steps: See ``decay``.
+    :param int decay_steps: Number of steps between two decays.
     :raises ValueError: If there are no layers, one lacks q(u), or a number is out of range.
     """
 

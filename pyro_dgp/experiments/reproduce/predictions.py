@@ -90,7 +90,7 @@ def _means(records: _Records) -> list[str]:
     keys = {
         "test log-likelihood": "test_log_likelihood", "CRPS": "crps", "RMSE": "rmse",
         "train bound": "train_bound", "noise variance": "noise_variance",
-        "Shapiro-Wilk W": "shapiro_wilk", "s a step": "seconds_per_step",
+        "Shapiro-Wilk W": "shapiro_wilk", "s per step": "seconds_per_step",
     }  # fmt: skip
     lines = [f"| | splits | {' | '.join(keys)} | coverage of 50, 90, 95% |"]
     lines.append("|" + "---|" * (len(keys) + 3))
