@@ -16,7 +16,6 @@ import numpy as np
 
 from pyro_dgp._files import write_json
 from pyro_dgp.plots import pyplot
-from pyro_dgp.sklearn import LatentDGPClassifier, LatentDGPRegressor
 from pyro_dgp.table.held_out import as_plain
 from pyro_dgp.table.outputs import (
     check_output,
@@ -31,6 +30,7 @@ from pyro_dgp.table.page import write_page
 from pyro_dgp.table.preparing import Prepared, prepared
 from pyro_dgp.table.scores import jsonable
 from pyro_dgp.table.shared import TableModel, note, task_of
+from pyro_dgp.table.task import Model
 
 __all__ = ["fit_command"]
 
@@ -76,9 +76,7 @@ def fit_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def _trained(
-    args: argparse.Namespace, files: "_Files", data: Prepared
-) -> LatentDGPRegressor | LatentDGPClassifier:
+def _trained(args: argparse.Namespace, files: "_Files", data: Prepared) -> Model:
     """The trained model; with fewer steps after Ctrl-C."""
     options = {"likelihood": args.likelihood} if args.likelihood else {}
     if data.columns.classes is None:

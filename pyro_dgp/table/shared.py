@@ -9,7 +9,6 @@ from pathlib import Path
 from pyro_dgp.table.packages import pd  # isort: split
 
 from pyro_dgp._files import read_tensors
-from pyro_dgp.sklearn import LatentDGPClassifier, LatentDGPRegressor
 from pyro_dgp.table import classes, densities
 from pyro_dgp.table.cells import Conventions
 from pyro_dgp.table.columns import Columns
@@ -18,7 +17,7 @@ from pyro_dgp.table.frames import columns as columns_of
 from pyro_dgp.table.frames import rows as rows_of
 from pyro_dgp.table.held_out import from_plain
 from pyro_dgp.table.reading import Table, read_table
-from pyro_dgp.table.task import Task
+from pyro_dgp.table.task import Model, Task
 
 __all__ = [
     "TableModel", "loaded", "note", "rows_to_score", "rows_with_targets", "scored_rows", "table_of",
@@ -36,7 +35,7 @@ class TableModel:
         of :mod:`~pyro_dgp.table.held_out`; ``scores`` of the report.
     """
 
-    model: LatentDGPRegressor | LatentDGPClassifier
+    model: Model
     columns: Columns
     notes: dict
 

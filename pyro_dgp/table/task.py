@@ -9,7 +9,10 @@ from pyro_dgp.sklearn import LatentDGPClassifier, LatentDGPRegressor
 from pyro_dgp.table.packages import pd
 from pyro_dgp.table.scores import ScoreTable
 
-__all__ = ["Task"]
+__all__ = ["Model", "Task"]
+
+#: A fitted model of a table.
+Model = LatentDGPRegressor | LatentDGPClassifier
 
 
 class Task(Protocol):
