@@ -217,6 +217,8 @@ def _describe(optim: PyroOptim) -> str:
     """What kind of optimiser it is, with its numbers; functions have no such description."""
     if isinstance(optim, NaturalGradient):
         own = optim.lr, optim.decay, optim.decay_steps
+        if optim.annealing_steps is not None:
+            own = optim.lr, f"annealing_steps={optim.annealing_steps}"
         return f"NaturalGradient{own} {_describe(optim.optim)}"
     parts = [optim.pt_optim_constructor, optim.pt_optim_args]
     if isinstance(optim, PyroLRScheduler):
