@@ -1,24 +1,81 @@
+"""The tutorials run in small, say what is true, and are the notebooks beside them."""
+
+import base64
 import re
 import runpy
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pyro.poutine as poutine
 import pytest
 from scipy.stats import kstest, norm
 
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
 pytestmark = pytest.mark.whole
 
 TUTORIALS = Path(__file__).parents[1] / "tutorials"
+FIGURES = TUTORIALS / "figures"
+NOTEBOOKS = sorted(TUTORIALS.glob("*.ipynb"))
 
 
-def test_first_steps(tmp_path):
-    tutorial = runpy.run_path(str(TUTORIALS / "first_steps.py"))
-    dgp, log_density = tutorial["main"](60, tmp_path / "figure.png")
-    assert (tmp_path / "figure.png").stat().st_size > 10_000
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Runs a tutorial in small; returns its names, once its figures are seen to show something."""
+
+    def run(name, smoke=True):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(plt, "show", lambda: None)
+        if smoke:
+            monkeypatch.setenv("PYRO_DGP_SMOKE", "1")
+        else:
+            monkeypatch.delenv("PYRO_DGP_SMOKE", raising=False)
+        found = runpy.run_path(str(TUTORIALS / f"{name}.py"))
+        for number in plt.get_fignums():
+            plt.figure(number).savefig(tmp_path / "figure.png")
+            assert (tmp_path / "figure.png").stat().st_size > 10_000
+        return found
+
+    yield run
+    plt.close("all")
+
+
+def test_there_are_notebooks():
+    scripts = {p.stem for p in TUTORIALS.glob("*.py")} - {"data_parallel"}  # which torchrun runs
+    assert {p.stem for p in NOTEBOOKS} == scripts
+    assert sum(p.stat().st_size for p in TUTORIALS.rglob("*") if p.is_file()) < 5e6
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_notebooks_are_their_scripts_with_outputs(path):
+    jupytext, nbformat = pytest.importorskip("jupytext"), pytest.importorskip("nbformat")
+    notebook, script = nbformat.read(path, 4), jupytext.read(path.with_suffix(".py"))
+    nbformat.validate(notebook)
+    assert [(c.cell_type, c.source) for c in notebook.cells] == [
+        (c.cell_type, c.source) for c in script.cells
+    ]
+    assert notebook.metadata.jupytext.formats == "ipynb,py:percent"
+    plain = re.sub(r'"image/png": "[^"]*"', "", path.read_text())
+    assert not re.search(r"/(home|root|tmp|work|Users)\b", plain)  # no path of a machine
+    code = [c for c in notebook.cells if c.cell_type == "code"]
+    assert [c.execution_count for c in code] == list(range(1, len(code) + 1))
+    for cell in code:
+        for output in cell.outputs:
+            assert output.output_type != "error"
+            assert output.get("name") != "stderr", output.text
+        if name := cell.metadata.get("figure"):
+            # The file that other pages show is this one.
+            (png,) = (o.data["image/png"] for o in cell.outputs if "image/png" in o.get("data", {}))
+            assert base64.b64decode(png) == (FIGURES / f"{name}.png").read_bytes()
+
+
+def test_first_steps(run):
+    tutorial = run("first_steps")
     # After so few steps it knows at least the scale of the targets.
-    assert -1.6 < log_density < -1.0
-    assert re.fullmatch(r"dgp\d*", dgp.name)  # by how many models there are
+    assert -1.6 < tutorial["log_density"] < -1.0
+    assert re.fullmatch(r"dgp\d*", tutorial["dgp"].name)  # by how many models there are
 
 
 def test_choosing_K(tmp_path):
