@@ -20,7 +20,9 @@ TUTORIALS = Path(__file__).parents[1] / "tutorials"
 def run(path: Path) -> None:
     notebook = jupytext.read(path)
     where = {"metadata": {"path": str(TUTORIALS)}}
-    client = NotebookClient(notebook, timeout=None, record_timing=False, resources=where)
+    client = NotebookClient(
+        notebook, timeout=None, record_timing=False, coalesce_streams=True, resources=where
+    )
     # No bars are shown, for which tqdm would like to have widgets.
     client.execute(env=os.environ | {"PYTHONWARNINGS": "ignore:IProgress"})
     for i, cell in enumerate(notebook.cells):
