@@ -35,9 +35,12 @@ def run(tmp_path, monkeypatch):
         else:
             monkeypatch.delenv("PYRO_DGP_SMOKE", raising=False)
         found = runpy.run_path(str(TUTORIALS / f"{name}.py"))
+        sizes = []
         for number in plt.get_fignums():
             plt.figure(number).savefig(tmp_path / "figure.png")
-            assert (tmp_path / "figure.png").stat().st_size > 10_000
+            sizes.append((tmp_path / "figure.png").stat().st_size)
+        assert min(sizes) > 1_000
+        assert max(sizes) > 10_000
         return found
 
     yield run
@@ -158,6 +161,22 @@ def test_figures_that_the_tutorials_show(name, tmp_path):
     assert study.table(results)
     study.draw(results).savefig(tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 10_000
+
+
+def test_from_figure_to_model(run):
+    tutorial = run("from_figure_to_model")
+    reg, dreg = (tutorial["sweep"].slope(estimator=name)[0] for name in ("REG", "DReG"))
+    assert reg < -0.2 < dreg
+    samples = {name: found[:, 2].mean() for name, found in tutorial["scores"].items()}
+    assert samples["K = 100, DReG"] > 1.2 * samples["K = 100, REG"]
+
+
+def test_counts_classes_grades(run):
+    tutorial = run("counts_classes_grades")
+    found = tutorial["log_probability"]
+    assert found["negative_binomial"].mean() > found["no inputs"].mean()
+    assert tutorial["wine_loss"]["LatentDGPClassifier"] < np.log(3)
+    assert (tutorial["grades"]["log loss"] < np.log(6)).all()
 
 
 def test_densities_for_your_table(run):
