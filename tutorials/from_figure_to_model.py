@@ -126,9 +126,9 @@ plt.show()
 
 # %% [markdown]
 # REG falls, and from K = 30 on it cannot be told from noise. DReG rises, if more slowly than the
-# sqrt(K) of large K. So with REG more samples than one buy a tighter bound at the encoder's expense,
-# and with DReG none of the K tried costs signal: 100, unless the time of a step forbids it, which
-# [Choosing K](choosing_K.ipynb) measures, too.
+# sqrt(K) of large K. So with REG more samples than one buy a tighter bound at the encoder's
+# expense, and with DReG none of the K tried costs signal: 100, unless the time of a step forbids
+# it, which [Choosing K](choosing_K.ipynb) measures, too.
 
 # %% [markdown]
 # ## What comes of it
