@@ -28,14 +28,7 @@ import matplotlib.pyplot as plt
 import pyro
 import torch
 
-from pyro_dgp import (
-    DRegIWELBO,
-    LatentDGP,
-    PartiallyCollapsedIWELBO,
-    SNRProfiler,
-    fit,
-    snr_sweep,
-)  # fmt: skip
+from pyro_dgp import DRegIWELBO, LatentDGP, PartiallyCollapsedIWELBO, SNRProfiler, fit, snr_sweep
 from pyro_dgp.experiments import load, snr_against_K
 from pyro_dgp.infer import annealed_adam, parameters_of
 
