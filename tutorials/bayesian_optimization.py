@@ -161,3 +161,9 @@ for name, found in best.items():
 right.set(xlabel="evaluations", ylabel="short of the best", ylim=(0, None), title="Search")
 middle.legend(), right.legend()
 plt.show()
+
+# %% [markdown]
+# At random points the deep GP's CRPS is 11 to 26% lower. It comes near the best point with fewer
+# evaluations: after 20 it is 0.13 short of it, the GP 0.26 (means of five seeds, with wide standard
+# errors). After 32 they are even. The price is a training of 500 steps for each fit, where the GP's
+# takes a fraction of a second.

@@ -82,6 +82,9 @@ for name, found in log_probability.items():
     print(f"{name:20s} {found.mean():6.3f}, to the first {difference.mean():6.3f} ± {error:.3f}")
 
 # %% [markdown]
+# All that have the inputs are better than what has none; among them, 107 regions cannot tell: the
+# negative binomial is ahead of the peer by less than its standard error.
+#
 # A prediction is a distribution of counts. Of a typical region, and of the one with the most flares
 # to be expected, the probabilities of 0 to 8 flares:
 
@@ -118,6 +121,11 @@ for name, classifier in classifiers.items():
     p = classifier.fit(X, cultivar).predict_proba(X_test)
     wine_loss[name] = log_loss(cultivar_test, p)
     print(f"{name:20s} {wine_loss[name]:.3f}, {np.mean(p.argmax(1) == cultivar_test):.1%} right")
+
+# %% [markdown]
+# Cultivars are a matter of weighted sums, and logistic regression, the right model for that, cannot
+# be beaten; the classifier is as good, with no more to be told. Along one input, the others at
+# their medians, the probabilities, one upon the other:
 
 # %%
 _, ax = plt.subplots(figsize=(5, 3))
@@ -166,6 +174,10 @@ grades = pd.DataFrame(table).set_index("")
 print(grades.round(3))
 
 # %% [markdown]
+# Both models are ahead of the peers in all three scores, and no different from each other on 160
+# rows. Rows of this set repeat, which favours what remembers rows: forests, and what has one
+# inside, as both models have by default.
+#
 # Grades that were given to the wines of 160 rows, and what the ordinal model expects of them:
 
 # %%
