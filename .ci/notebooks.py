@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import jupytext
-import nbformat
 from nbclient import NotebookClient
 
 TUTORIALS = Path(__file__).parents[1] / "tutorials"
@@ -30,7 +29,7 @@ def run(path: Path) -> None:
         if name := cell.metadata.get("figure"):
             (png,) = (o.data["image/png"] for o in cell.outputs if "image/png" in o.get("data", {}))
             (TUTORIALS / "figures" / f"{name}.png").write_bytes(base64.b64decode(png))
-    nbformat.write(notebook, path.with_suffix(".ipynb"))
+    jupytext.write(notebook, path.with_suffix(".ipynb"))
 
 
 if __name__ == "__main__":
