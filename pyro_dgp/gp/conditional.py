@@ -12,7 +12,9 @@ Source: Hensman, Matthews and Ghahramani, "Scalable variational Gaussian process
 (2015), whitened as in Salimbeni and Deisenroth (2017).
 """
 
+import functools
 import warnings
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -158,21 +160,19 @@ class _Marginals(torch.autograd.Function):
         return loc + torch.zeros_like(form), form + torch.zeros_like(loc), *factors
 
     @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
         ctx.mark_non_differentiable(*output[2:])
         ctx.set_materialize_grads(False)  # zeros for A and C A would be large
         ctx.save_for_backward(*inputs, *output[2:])
 
     @staticmethod
-    def backward(
-        ctx, by_loc: Tensor | None, by_form: Tensor | None, *_
-    ) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         Kfu, Luu, u_loc, S, *factors = ctx.saved_tensors
         if torch.is_grad_enabled():  # second derivatives: the factors must know the inputs
             factors = _factors(Kfu, Luu, S)
         A, C, CA = factors
         by_loc, by_form = (
-            A.new_zeros(len(A), len(S)) if given is None else given for given in (by_loc, by_form)
+            A.new_zeros(len(A), len(S)) if given is None else given for given in gradients[:2]
         )
         by_Kfu = by_Luu = by_S = None
         # Products with the inverse are faster than solves, and here as accurate. In A they are not:
@@ -187,8 +187,8 @@ class _Marginals(torch.autograd.Function):
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[3]:
             G = _weighted_squares(A, by_form)
             by_S = 2 * G @ S
-        if ctx.needs_input_grad[1]:
-            by_Luu = -(W.mT @ (2 * (C @ G).sum(0) + u_loc.mT @ by_u_loc)).tril()
+            if ctx.needs_input_grad[1]:
+                by_Luu = -(W.mT @ (2 * (C @ G).sum(0) + u_loc.mT @ by_u_loc)).tril()
         return by_Kfu, by_Luu, by_u_loc, by_S
 
 
@@ -208,11 +208,11 @@ def _weighted_squares(A: Tensor, weights: Tensor) -> Tensor:
     """Sums over n of weights_nr a_n a_n^T, [R, M, M]."""
     M, R = A.shape[1], weights.shape[1]
     # Some rows at a time: an array [n, R, M] would be written to pages that are new at every step.
-    total = sum(
+    parts = (
         a.mT @ (w.unsqueeze(-1) * a.unsqueeze(-2)).reshape(len(a), R * M)
         for a, w in zip(A.split(_ROWS), weights.split(_ROWS), strict=True)
     )
-    return total.reshape(M, R, M).transpose(0, 1)
+    return functools.reduce(torch.add, parts).reshape(M, R, M).transpose(0, 1)
 
 
 def whitened_kl(u_loc: Tensor, u_scale_tril: Tensor) -> Tensor:

@@ -119,11 +119,14 @@ def _rising(x: Tensor, F: Tensor) -> Tensor:
     return x0 + (x1 - x0) * share
 
 
-def _interval(sorted_: Tensor, x: Tensor, F: Tensor, where: Tensor) -> tuple[Tensor, ...]:
+def _interval(
+    sorted_: Tensor, x: Tensor, F: Tensor, where: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Of sorted columns [G, ...], the place of ``where``; x and F at both ends of it."""
     columns, values = (t.movedim(0, -1).contiguous() for t in (sorted_, where))
     i = torch.searchsorted(columns, values).movedim(-1, 0).clamp(1, len(x) - 1)
-    return i, *(t.gather(0, j) for t in (x, F) for j in (i - 1, i))
+    x0, x1, F0, F1 = (t.gather(0, j) for t in (x, F) for j in (i - 1, i))
+    return i, x0, x1, F0, F1
 
 
 def _mean_square(a: Tensor, b: Tensor) -> Tensor:

@@ -35,12 +35,13 @@ class GaussianEncoder(nn.Module):
     ) -> None:
         super().__init__()
         dims = [input_dim, *widths, 2 * latent_dim]
-        self.linears = nn.ModuleList(nn.Linear(i, o, dtype=dtype) for i, o in pairwise(dims))
-        for linear in self.linears:
+        linears = [nn.Linear(i, o, dtype=dtype) for i, o in pairwise(dims)]
+        for linear in linears:
             nn.init.xavier_normal_(linear.weight)
             nn.init.zeros_(linear.bias)
+        self.linears = nn.ModuleList(linears)
 
-    def forward(self, X: Tensor, y: Tensor) -> dist.Distribution:
+    def forward(self, X: Tensor, y: Tensor) -> dist.Independent:
         """
         :param torch.Tensor X: Inputs, [..., D].
         :param torch.Tensor y: Targets, [...] or [..., P].

@@ -4,7 +4,8 @@ Reading a ``PyroParam`` or a ``PyroSample`` is a message to Pyro's handlers and 
 both of which all threads share. Nothing that reads such a copy sends one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import pyro
 import pyro.distributions as dist
@@ -17,13 +18,15 @@ from torch.distributions import biject_to, transform_to
 
 __all__ = ["captured", "fixed_copy", "has_priors", "mapped_copy"]
 
+M = TypeVar("M", bound=nn.Module)
+
 
 def has_priors(module: nn.Module) -> bool:
     """Whether a part of the module has a ``PyroSample``."""
     return any(getattr(part, "_pyro_samples", None) for part in module.modules())
 
 
-def captured(module: nn.Module) -> nn.Module:
+def captured(module: M) -> M:
     """The module with the values that its parameters have here and now, gradients included.
 
     Within a ``pyro_method``, that is what Pyro's handlers make of them; a density that is evaluated
@@ -38,7 +41,7 @@ def captured(module: nn.Module) -> nn.Module:
     return _with_values(module, read, {})
 
 
-def fixed_copy(module: nn.Module, generator: torch.Generator | None = None) -> nn.Module:
+def fixed_copy(module: M, generator: torch.Generator | None = None) -> M:
     """The module with every parameter replaced by its value, detached.
 
     A hyperparameter with a prior is replaced by a draw: from its guide, or where it has none, from
@@ -49,24 +52,23 @@ def fixed_copy(module: nn.Module, generator: torch.Generator | None = None) -> n
     :returns: A module for reading and calling, not for training.
     """
 
-    def read(part: PyroModule) -> dict[str, Tensor]:
-        values = {
-            n: p if p is None else _stored(part, n, p).detach().clone()
-            for n, p in part._parameters.items()
-        }
+    def read(part: PyroModule) -> dict[str, Tensor | None]:
+        given = {n: p for n, p in part._parameters.items() if p is not None}
+        values = {n: _stored(part, n, p).detach().clone() for n, p in given.items()}
         for name, (constraint, _) in part._pyro_params.items():
             values[name] = transform_to(constraint)(values[f"{name}_unconstrained"])
-        return values | {name: _draw(part, name, values, generator) for name in part._pyro_samples}
+        draws = {name: _draw(part, name, values, generator) for name in part._pyro_samples}
+        return {**dict.fromkeys(part._parameters), **values, **draws}
 
     return _with_values(module, read, {})
 
 
 def _with_values(
-    module: nn.Module, read: Callable[[PyroModule], dict[str, Tensor]], memo: dict
-) -> nn.Module:
+    module: M, read: Callable[[PyroModule], Mapping[str, Tensor | None]], memo: dict
+) -> M:
     if id(module) in memo:
         return memo[id(module)]
-    new = memo[id(module)] = module.__class__.__new__(module.__class__)
+    new = memo[id(module)] = object.__new__(type(module))
     new.__dict__.update(module.__dict__)
     new.__dict__["_modules"] = {
         name: part if part is None else _with_values(part, read, memo)
@@ -88,9 +90,12 @@ def _stored(module: PyroModule, name: str, parameter: Tensor) -> Tensor:
     return pyro.get_param_store()._params.get(name, parameter)
 
 
-def _draw(module: PyroModule, name: str, values: dict, generator: torch.Generator | None) -> Tensor:
+def _draw(
+    module: PyroModule, name: str, values: dict[str, Tensor], generator: torch.Generator | None
+) -> Tensor:
     if not isinstance(module, Parameterized) or name not in module._guides:
-        prior = module._pyro_samples[name]
+        # Annotated as PyroSamples, the values are their priors.
+        prior = vars(module)["_pyro_samples"][name]
         prior = prior if hasattr(prior, "sample") else prior(module)
         return prior if isinstance(prior, Tensor) else prior.sample()
     kind, names = module._guides[name]
@@ -107,9 +112,9 @@ def _draw(module: PyroModule, name: str, values: dict, generator: torch.Generato
     return biject_to(module._priors[name].support)(unconstrained)
 
 
-def mapped_copy(module: nn.Module, fn: Callable[[Tensor], Tensor]) -> nn.Module:
+def mapped_copy(module: M, fn: Callable[[Tensor], Tensor]) -> M:
     """Of a module that holds values: a copy with ``fn`` of each of them, and of the buffers."""
-    new = module.__class__.__new__(module.__class__)
+    new = object.__new__(type(module))
     new.__dict__.update(
         {name: fn(v) if isinstance(v, Tensor) else v for name, v in module.__dict__.items()}
     )

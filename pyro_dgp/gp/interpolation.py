@@ -37,18 +37,20 @@ def interpolated(layers: Sequence[Layer], z: Tensor | None, some: slice) -> list
     :param slice some: Samples that inputs are for.
     """
     found = list(layers)
-    if _have_formulas(found):
-        found[1] = _over_latent(found[1], z.flatten(), some)
+    gp = _gp_with_formulas(found)
+    if gp is not None and z is not None:
+        found[1] = _over_latent(gp, z.flatten(), some)
     return found
 
 
-def _have_formulas(layers: list[Layer]) -> bool:
-    """Whether a single z is the last input of an RBF kernel, with the last lengthscale."""
-    if len(layers) < 2 or not isinstance(layers[1], GPLayer) or layers[0].latent_dim != 1:
-        return False
-    kernel, width = layers[1].kernel, layers[1].input_dim
-    known = type(layers[0]) is LatentLayer and type(kernel) is RBF
-    return known and kernel.active_dims == list(range(width))
+def _gp_with_formulas(layers: list[Layer]) -> GPLayer | None:
+    """The second layer, if z is the last input of its RBF kernel, with the last lengthscale."""
+    if len(layers) < 2 or type(layers[0]) is not LatentLayer or layers[0].latent_dim != 1:
+        return None
+    gp = layers[1]
+    if not isinstance(gp, GPLayer) or type(gp.kernel) is not RBF:
+        return None
+    return gp if gp.kernel.active_dims == list(range(gp.Xu.shape[1])) else None
 
 
 def _over_latent(gp: GPLayer, z: Tensor, some: slice) -> GPLayer:
@@ -69,7 +71,8 @@ def _over_latent(gp: GPLayer, z: Tensor, some: slice) -> GPLayer:
     def conditional(h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         rows = h[0, :, :-1].expand(n, -1, -1)
         at_nodes = gp.conditional(torch.cat([rows, nodes.expand(n, h.shape[1], 1)], -1))
-        return tuple(torch.tensordot(weights, values, 1) for values in at_nodes)
+        loc, var, prior = (torch.tensordot(weights, values, 1) for values in at_nodes)
+        return loc, var, prior
 
     return gp.with_conditional(conditional)
 

@@ -27,22 +27,25 @@ The last has no limit at distance 0, where the derivative by the inputs is taken
 """
 
 import math
+from typing import Any
 
 import pyro.contrib.gp.kernels
 import torch
-from pyro.contrib.gp.kernels import Kernel
-from pyro.nn import PyroParam
+from pyro.contrib.gp.kernels import Isotropy
 from torch import Tensor
 
-from pyro_dgp.gp.constraints import softplus_above
+from pyro_dgp.gp.constraints import constrained, softplus_above
 
 __all__ = ["KERNELS", "RBF", "Matern12", "Matern32", "Matern52", "kernel_named"]
 
 _LN2 = math.log(2)
 
 
-class _Stationary:
-    """What the kernels share, before a class of Pyro's with the parameters."""
+class _Stationary(Isotropy):
+    """What the kernels share, before a class of Pyro's with the same parameters."""
+
+    lengthscale: Tensor
+    variance: Tensor
 
     def forward(self, X: Tensor, Z: Tensor | None = None, diag: bool = False) -> Tensor:
         """
@@ -147,7 +150,7 @@ class Matern52(_Matern, pyro.contrib.gp.kernels.Matern52):
 KERNELS = {"rbf": RBF, "matern12": Matern12, "matern32": Matern32, "matern52": Matern52}
 
 
-def kernel_named(name: str, input_dim: int, train_variance: bool = True) -> Kernel:
+def kernel_named(name: str, input_dim: int, train_variance: bool = True) -> Isotropy:
     r"""A kernel with the paper's initial values: lengthscales :math:`\sqrt D` and variance 1.
 
     :param str name: One of ``KERNELS``.
@@ -159,10 +162,11 @@ def kernel_named(name: str, input_dim: int, train_variance: bool = True) -> Kern
         raise ValueError(f"kernel must be one of {', '.join(KERNELS)}, but it is {name!r}.")
     kernel = KERNELS[name](input_dim)
     lengthscale = torch.full((input_dim,), float(input_dim), dtype=torch.float64).sqrt()
-    kernel.lengthscale = PyroParam(lengthscale, softplus_above(1e-6))
+    kernel.lengthscale = constrained(lengthscale, softplus_above(1e-6))
     del kernel.variance
     if train_variance:
-        kernel.variance = PyroParam(torch.ones((), dtype=torch.float64), softplus_above(1e-6))
+        variance = torch.ones((), dtype=torch.float64)
+        kernel.variance = constrained(variance, softplus_above(1e-6))
     else:
         kernel.register_buffer("variance", torch.ones(()))
     return kernel
@@ -197,7 +201,9 @@ class _MaternValues(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(left, right, log2_variance, order, same):
+    def forward(
+        left: Tensor, right: Tensor, log2_variance: Tensor, order: int, same: bool
+    ) -> tuple[Tensor, Tensor]:
         """
         :param torch.Tensor left: [..., D + 2, n]; and right, [..., D + 2, M].
         :param torch.Tensor log2_variance: [...].
@@ -231,13 +237,13 @@ class _MaternValues(torch.autograd.Function):
         return value, lower
 
     @staticmethod
-    def setup_context(ctx, inputs, output):
+    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
         *tensors, ctx.order, ctx.same = inputs
         ctx.save_for_backward(*tensors, *output)
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx, *gradients):
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         left, right, log2_variance, *outputs = ctx.saved_tensors
         by_q = by_log = None
         for i, gradient in enumerate(gradients):
@@ -261,10 +267,13 @@ class _MaternValues(torch.autograd.Function):
         return by_left, by_right, by_log, None, None
 
     @staticmethod
-    def vmap(info, in_dims, left, right, log2_variance, order, same):
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], *inputs: Any
+    ) -> tuple[tuple[Tensor, ...], tuple[int, int]]:
+        *tensors, order, same = inputs
         tensors = [
             v.expand(info.batch_size, *v.shape) if dim is None else v.movedim(dim, 0)
-            for v, dim in zip((left, right, log2_variance), in_dims, strict=False)
+            for v, dim in zip(tensors, in_dims, strict=False)
         ]
         return _MaternValues.apply(*tensors, order, same), (0, 0)
 

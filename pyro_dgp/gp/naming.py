@@ -3,11 +3,15 @@
 import copy
 import weakref
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import pyro
 from pyro.nn import PyroModule
 from pyro.params.param_store import param_with_module_name
 from torch import nn
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["UniquelyNamed"]
 
@@ -29,22 +33,22 @@ class UniquelyNamed(PyroModule):
         """Prefix of the names of this model's sites and parameters."""
         return self._pyro_name
 
-    def _pyro_set_supermodule(self, name, context):
+    def _pyro_set_supermodule(self, name: str, context: Any) -> None:
         # Two larger modules that call their part `dgp` must not share its parameters.
         super()._pyro_set_supermodule(self._pyro_name, context)
 
-    def __deepcopy__(self, memo):
-        new = self.__class__.__new__(self.__class__)
+    def __deepcopy__(self, memo: dict) -> "Self":
+        new = object.__new__(type(self))
         memo[id(self)] = new
-        new.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        vars(new).update(copy.deepcopy(vars(self), memo))
         new._take_own_name()
         return new
 
-    def __copy__(self):
+    def __copy__(self) -> "Self":
         # A shallow copy would share submodules, each of which has one name.
         return copy.deepcopy(self)
 
-    def __setstate__(self, state):
+    def __setstate__(self, state: dict) -> None:
         super().__setstate__(state)
         self._take_own_name()
 
@@ -57,7 +61,7 @@ class UniquelyNamed(PyroModule):
         :raises ValueError: If shapes disagree; then nothing is changed.
         """
         store = pyro.get_param_store()
-        stored = {key: value.unconstrained() for key, value in store.items()}
+        stored = dict(store.named_parameters())
         mine = {key: p for key, p in self._named_as_in_store() if key in stored}
         for key, p in mine.items():
             if p.shape != stored[key].shape:

@@ -26,7 +26,7 @@ def bracket(
         torch.as_tensor(v, dtype=p.dtype, device=p.device).expand_as(p) for v in (at, width)
     )
     for sign in (-1.0, 1.0):
-        distance = width
+        end, distance = at, width
         for _ in range(200):
             end = (at + sign * distance).clamp(-largest, largest)
             short = (cdf(end) - p) * sign < 0
@@ -89,7 +89,7 @@ def invert(
     eps, tiny = torch.finfo(p.dtype).eps, torch.finfo(p.dtype).tiny
     x1, x2 = low, high
     f1, f2 = cdf(low) - p, cdf(high) - p
-    t = torch.full_like(p, 0.5)
+    exact, t = torch.zeros_like(p, dtype=torch.bool), torch.full_like(p, 0.5)
     for _ in range(200):
         x = x1 + t * (x2 - x1)
         f = cdf(x) - p
