@@ -1,14 +1,14 @@
 """Checks of a model's parts and of its data, with one clear error each."""
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from pyro_dgp.gp.layers import Layer
 
-__all__ = ["LastBatch", "check_data", "check_layers", "input_width"]
+__all__ = ["LastBatch", "check_data", "check_layers", "input_width", "output_width"]
 
 
 def check_layers(layers: Sequence[Layer]) -> None:
@@ -54,6 +54,13 @@ def input_width(layers: Sequence[Layer]) -> int | None:
             return layer.input_dim - added
         added += layer.latent_dim
     return None
+
+
+def output_width(layers: Sequence[Layer]) -> int:
+    """Columns of what the last layer gives."""
+    last = layers[-1]
+    # If it takes any number of columns, it cannot depend on it how many functions there are.
+    return last.width(0 if last.input_dim is None else last.input_dim)
 
 
 def check_data(
@@ -127,11 +134,11 @@ class LastBatch:
             tensors = {}  # they do not count their changes
         self._seen = {name: (_reference(t), _version(t)) for name, t in tensors.items()}
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[type["LastBatch"], tuple[()]]:
         return LastBatch, ()  # of a copy or a pickle, nothing has been checked
 
 
-def _reference(tensor: Tensor | None):
+def _reference(tensor: Tensor | None) -> Callable[[], Tensor | None]:
     return (lambda: None) if tensor is None else weakref.ref(tensor)
 
 

@@ -1,6 +1,7 @@
 """The paper's configuration, from data to the parts of a model."""
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -15,13 +16,18 @@ from pyro_dgp.gp.kernels import kernel_named
 from pyro_dgp.gp.layers import GPLayer, LatentLayer, Layer
 from pyro_dgp.gp.likelihoods import GaussianLikelihood, Likelihood, likelihood_for
 
+if TYPE_CHECKING:
+    from pyro_dgp.gp.latent_dgp import LatentDGP
+
 __all__ = ["from_data"]
+
+M = TypeVar("M", bound="LatentDGP")
 
 _MIXINGS = {"principal": principal_mixing, "published": published_mixing}
 
 
 def from_data(
-    cls,
+    cls: type[M],
     X: Tensor,
     y: Tensor,
     *,
@@ -31,7 +37,7 @@ def from_data(
     num_last_inducing: int | None = None,
     num_gps: int = 5,
     encoder_widths: Sequence[int] | None = (20, 20),
-    likelihood: "Likelihood | type[Likelihood] | str | None" = None,
+    likelihood: Likelihood | type[Likelihood] | str | None = None,
     noise_variance: float = 0.01,
     mixing: str = "principal",
     kernel: Callable[[int], Kernel] | str = "rbf",
@@ -39,7 +45,7 @@ def from_data(
     function_draws: str = "independent",
     num_features: int = 1000,
     name: str | None = None,
-):
+) -> M:
     """The paper's configuration for data with columns of mean 0 and standard deviation 1.
 
     Random initial values come from torch's generator, so ``pyro.set_rng_seed`` fixes them.
@@ -94,7 +100,7 @@ def from_data(
     rng = np.random.default_rng(int(torch.randint(2**62, ())))
     inputs = X.detach().double().cpu().numpy()
 
-    def tensor(array) -> Tensor:
+    def tensor(array: np.ndarray) -> Tensor:
         return torch.as_tensor(array, dtype=X.dtype, device=X.device)
 
     P = tensor(_MIXINGS[mixing](inputs, num_gps))

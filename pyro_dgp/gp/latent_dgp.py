@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from pyro_dgp._checks import check_integer
 from pyro_dgp.gp import configuration, prediction
-from pyro_dgp.gp.checks import LastBatch, check_data, check_layers, input_width
+from pyro_dgp.gp.checks import LastBatch, check_data, check_layers, input_width, output_width
 from pyro_dgp.gp.fixed import has_priors
 from pyro_dgp.gp.layers import Layer
 from pyro_dgp.gp.likelihoods import Likelihood, check_likelihood
@@ -46,6 +46,9 @@ class LatentDGP(UniquelyNamed):
     :raises ValueError: If the layers do not fit one another or ``num_data`` is not positive.
     """
 
+    layers: Sequence[Layer]
+    likelihood: Likelihood
+
     from_data = classmethod(configuration.from_data)
     predict = prediction.predict
     draw_functions = prediction.draw_functions
@@ -63,10 +66,11 @@ class LatentDGP(UniquelyNamed):
             raise ValueError(
                 "likelihood is already part of a model: give every model a likelihood of its own."
             )
-        likelihood.check_output_dim(layers[-1].width(layers[-1].input_dim))
+        likelihood.check_output_dim(output_width(layers))
         super().__init__(name)
         self.num_data = check_integer("num_data", num_data, 1)
-        self.layers = PyroModule[nn.ModuleList](layers)
+        # To annotations, PyroModule[...] is PyroModule.
+        self.layers = PyroModule[nn.ModuleList](layers)  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
         self.likelihood = likelihood
         self._last_batch = LastBatch()
         if name is not None:
@@ -188,8 +192,7 @@ class LatentDGP(UniquelyNamed):
                 raise ValueError(
                     f"The batch has {len(X)} rows, more than num_data = {self.num_data}."
                 )
-            last = self.layers[-1]
-            likelihood.check_shape(y, last.width(last.input_dim))
+            likelihood.check_shape(y, output_width(self.layers))
             given = {name: v for name, v in covariates.items() if name != "weight"}
             likelihood.check_targets(y, **given)
         self._last_batch.keep(batch)

@@ -4,19 +4,25 @@ No handler of Pyro's and no entry of its param store is touched, both of which a
 threads may predict with one model, or beside another one's training.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.distributions import Distribution
 
 from pyro_dgp._checks import check_integer
 from pyro_dgp.gp.batches import assembled
 from pyro_dgp.gp.fixed import fixed_copy, has_priors
 from pyro_dgp.gp.interpolation import interpolated
 from pyro_dgp.gp.layers import GPLayer, Layer
+from pyro_dgp.gp.likelihoods import Likelihood
 from pyro_dgp.gp.mixture import PredictiveMixture
 from pyro_dgp.gp.pathwise import unit_frequencies
+
+if TYPE_CHECKING:
+    from pyro_dgp.gp.latent_dgp import LatentDGP
 
 __all__ = ["draw_functions", "predict"]
 
@@ -29,7 +35,7 @@ _FEATURES = 2**22
 @torch.inference_mode(False)  # what a mixture does later may need derivatives
 @torch.no_grad()
 def predict(
-    self,
+    self: "LatentDGP",
     X: Tensor,
     num_samples: int = 1000,
     *,
@@ -82,14 +88,18 @@ def predict(
             return [None if values is None else values[start:stop] for values in shared]
         return [noise(layer, stop - start, rows.stop - rows.start) for layer in hidden]
 
-    def component(layers, likelihood, start: int, stop: int, rows: slice):
+    def component(
+        layers: Sequence[Layer], likelihood: Likelihood, start: int, stop: int, rows: slice
+    ) -> Distribution:
         h = X[rows].expand(stop - start, -1, -1)
         for layer, epsilon in zip(layers[:-1], draws(start, stop, rows), strict=True):
             h = layer.propagate(h, epsilon)
         given = {name: value[rows] for name, value in covariates.items()}
         return likelihood.predictive(*layers[-1].marginal(h), **given)
 
-    def parts(model, start: int, stop: int):
+    def parts(
+        model: "LatentDGP", start: int, stop: int
+    ) -> Iterator[tuple[tuple[slice, slice], Distribution]]:
         """Components from ``start`` to ``stop``, of some samples and rows at a time."""
         layers = [layer.prepared() for layer in model.layers]
         if shared is None:
@@ -108,7 +118,7 @@ def predict(
                 found = component(some, model.likelihood, low, high, rows)
                 yield (slice(low - start, high - start), rows), found
 
-    def mixture_of(model, start: int, stop: int):
+    def mixture_of(model: "LatentDGP", start: int, stop: int) -> Distribution:
         return assembled(parts(model, start, stop), (stop - start, len(X)))
 
     if has_priors(self):
@@ -120,7 +130,7 @@ def predict(
 
 @torch.no_grad()
 def draw_functions(
-    self,
+    self: "LatentDGP",
     num_functions: int = 1,
     *,
     z: Tensor | None = None,

@@ -7,7 +7,7 @@ import pyro.distributions as dist
 import torch
 from pyro.contrib.gp.kernels import Kernel
 from pyro.contrib.gp.models import VariationalSparseGP
-from pyro.nn import PyroParam, pyro_method
+from pyro.nn import pyro_method
 from torch import Tensor
 
 from pyro_dgp._checks import check_integer
@@ -17,7 +17,7 @@ from pyro_dgp.gp.conditional import (
     whitened_conditional,
     whitened_kl,
 )
-from pyro_dgp.gp.constraints import lower_triangular
+from pyro_dgp.gp.constraints import constrained, lower_triangular
 from pyro_dgp.gp.inducing import InducingNormal
 from pyro_dgp.gp.layers.base import Layer, in_mode
 from pyro_dgp.gp.pathwise import features, function_values, unit_frequencies
@@ -54,6 +54,14 @@ class GPLayer(Layer, VariationalSparseGP):
     :raises ValueError: If the shapes do not fit one another, or an option is out of range.
     :raises NotImplementedError: If functions of the kernel cannot be drawn.
     """
+
+    kernel: Kernel
+    Xu: Tensor
+    u_loc: Tensor
+    u_scale_tril: Tensor
+    mixing: Tensor | None
+    linear_mean: Tensor | None
+    frequencies: Tensor | None
 
     def __init__(
         self,
@@ -97,9 +105,9 @@ class GPLayer(Layer, VariationalSparseGP):
             Xu, None, kernel, Xu, None, latent_shape=torch.Size([num_gps]), whiten=True,
             jitter=jitter,
         )  # fmt: skip
-        self._input_dim = Xu.shape[1]
+        self.input_dim, self.noise_dim = Xu.shape[1], num_gps
         del self.X  # VariationalSparseGP's own training inputs; here every call has its inputs
-        self.u_scale_tril = PyroParam(
+        self.u_scale_tril = constrained(
             u_scale * torch.eye(len(Xu)).to(Xu).repeat(num_gps, 1, 1), lower_triangular
         )
         self.register_buffer("mixing", mixing)
@@ -107,16 +115,6 @@ class GPLayer(Layer, VariationalSparseGP):
         shared = function_draws == "shared"
         frequencies = unit_frequencies(self.kernel, num_features // 2).to(Xu) if shared else None
         self.register_buffer("frequencies", frequencies)
-
-    @property
-    def input_dim(self) -> int:
-        """D_in."""
-        return self._input_dim
-
-    @property
-    def noise_dim(self) -> int:
-        """R."""
-        return self.num_gps
 
     def width(self, input_dim: int) -> int:
         """:attr:`output_dim`, for any input."""
@@ -149,8 +147,9 @@ class GPLayer(Layer, VariationalSparseGP):
             prior = dist.Normal(torch.zeros_like(self.u_loc), 1.0).to_event(2)
             return pyro.sample(self._pyro_get_fullname("u"), prior)
 
+    # Pyro's class returns nothing here, and takes `full_cov` in forward; these are a Layer's.
     @pyro_method
-    def guide(self) -> Tensor:
+    def guide(self) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The guide's global sites, in the same order."""
         with in_mode(self, "guide"):
             self._load_pyro_samples()
@@ -163,7 +162,9 @@ class GPLayer(Layer, VariationalSparseGP):
         """KL( q(u) || p(u) ), summed over the GPs."""
         return whitened_kl(self.u_loc, self.u_scale_tril).sum()
 
-    def forward(self, h: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, h: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Marginals q(g(h)) of the R GPs; hyperparameters with a prior come from their guide.
 
         :param torch.Tensor h: Inputs, [..., B, D_in]; any leading shape, none included.
@@ -188,24 +189,29 @@ class GPLayer(Layer, VariationalSparseGP):
         given = WhitenedConditional(self._cholesky(), self.u_loc, self.u_scale_tril)
         return self.with_conditional(lambda h: self._at(h, given))
 
-    def with_conditional(self, conditional: Callable[[Tensor], tuple]) -> "GPLayer":
+    def with_conditional(
+        self, conditional: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
+    ) -> "GPLayer":
         """The layer with another function in the place of :meth:`conditional`.
 
         :param conditional: With the same argument and results.
         """
-        new = self.__class__.__new__(self.__class__)
-        new.__dict__.update(self.__dict__, conditional=conditional)
+        new = object.__new__(type(self))
+        vars(new).update(vars(self), conditional=conditional)
         return new
 
     def _cholesky(self) -> Tensor:
         name = self._pyro_name or type(self).__name__
         return stable_cholesky(self.kernel(self.Xu), self.jitter, name)
 
-    def _at(self, h: Tensor, given: Callable[[Tensor, Tensor], tuple]) -> tuple[Tensor, ...]:
+    def _at(
+        self, h: Tensor, given: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, Tensor, Tensor]:
         flat, shape = h.reshape(-1, h.shape[-1]), h.shape[:-1]
         prior = self.kernel(flat, diag=True)
-        loc, var = given(self.kernel(flat, self.Xu), prior)
-        return *(t.reshape(*shape, self.num_gps) for t in (loc, var)), prior.reshape(*shape, 1)
+        marginals = given(self.kernel(flat, self.Xu), prior)
+        loc, var = (t.reshape(*shape, self.num_gps) for t in marginals)
+        return loc, var, prior.reshape(*shape, 1)
 
     @pyro_method
     def marginal(self, h: Tensor) -> tuple[Tensor, Tensor]:
@@ -219,13 +225,15 @@ class GPLayer(Layer, VariationalSparseGP):
             var = var @ self.mixing.square().mT
         return self._mix(loc, h), var
 
-    def propagate(self, h: Tensor, noise: Tensor) -> Tensor:
+    def propagate(self, h: Tensor, noise: Tensor | None) -> Tensor:
         """The paper's reparameterisation: A h + P (loc(h) + epsilon sqrt(var(h))).
 
         :param torch.Tensor h: [..., B, D_in].
         :param torch.Tensor noise: epsilon, [..., B, R].
         :returns: [..., B, width].
         """
+        if noise is None:
+            raise ValueError("A GPLayer needs noise, the values of epsilon.")
         loc, var = self(h)
         return self._mix(loc + noise * var.sqrt(), h)
 
@@ -236,10 +244,10 @@ class GPLayer(Layer, VariationalSparseGP):
         :param torch.Tensor h: [..., B, D_in].
         :returns: [..., B, width].
         """
-        noise = self._sample_noise(h)
-        if self.frequencies is None:
-            return self.propagate(h, noise)
-        return self.drawn_function(h, noise, self.frequencies)
+        frequencies = self.frequencies
+        if frequencies is None:
+            return self.propagate(h, self._sample_noise(h))
+        return self.drawn_function(h, self._sample_function_noise(h, frequencies), frequencies)
 
     def drawn_function(self, h: Tensor, noise: Tensor, frequencies: Tensor) -> Tensor:
         """A h + P g(h) for functions g drawn from q; see :mod:`pyro_dgp.gp.pathwise`.
@@ -268,10 +276,15 @@ class GPLayer(Layer, VariationalSparseGP):
     def _sample_noise(self, like: Tensor) -> Tensor | None:
         if self.frequencies is None:
             return super()._sample_noise(like)
-        dim = self.function_noise_dim(2 * len(self.frequencies))
+        return self._sample_function_noise(like, self.frequencies)
+
+    def _sample_function_noise(self, like: Tensor, frequencies: Tensor) -> Tensor:
+        dim = self.function_noise_dim(2 * len(frequencies))
         standard = dist.Normal(like.new_zeros(dim), 1.0).to_event(1)
         name = self._pyro_get_fullname("function_noise")
-        return pyro.sample(name, standard, infer={"shared": True})
+        # Pyro allows keys beside its own.
+        infer = {"shared": True}
+        return pyro.sample(name, standard, infer=infer)  # pyright: ignore[reportArgumentType]
 
     def _mix(self, g: Tensor, h: Tensor) -> Tensor:
         out = g if self.mixing is None else g @ self.mixing.mT

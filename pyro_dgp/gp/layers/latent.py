@@ -24,6 +24,7 @@ class LatentLayer(Layer):
     """
 
     noise_name = "z"
+    encoder: nn.Module | None
 
     def __init__(self, latent_dim: int, encoder: nn.Module | None = None) -> None:
         super().__init__()
@@ -34,8 +35,10 @@ class LatentLayer(Layer):
         """D_in + latent_dim."""
         return input_dim + self.latent_dim
 
-    def propagate(self, h: Tensor, noise: Tensor) -> Tensor:
+    def propagate(self, h: Tensor, noise: Tensor | None) -> Tensor:
         """[h, z] with z the noise; see :meth:`~pyro_dgp.gp.Layer.propagate`."""
+        if noise is None:
+            raise ValueError("A LatentLayer needs noise, the values of z.")
         batch_shape = torch.broadcast_shapes(h.shape[:-1], noise.shape[:-1])
         return torch.cat([h.expand(*batch_shape, -1), noise.expand(*batch_shape, -1)], -1)
 
