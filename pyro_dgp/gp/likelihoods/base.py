@@ -5,14 +5,14 @@ Where f ~ N(mean, var) is the last layer's marginal, the bound needs :math:`E_f[
 q(f)'s KL outside. A prediction needs the second.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import pyro
-import pyro.contrib.gp.likelihoods
-import pyro.distributions as dist
 import torch
+from pyro.contrib.gp import likelihoods as pyro_likelihoods
 from torch import Tensor, nn
-from torch.distributions import constraints
+from torch.distributions import Distribution, constraints
 
 from pyro_dgp.gp.fixed import captured
 from pyro_dgp.gp.layers.base import in_mode
@@ -21,8 +21,15 @@ from pyro_dgp.gp.likelihoods.quadrature import Bends, expected, log_expected
 
 __all__ = ["Likelihood", "check_likelihood"]
 
+R = TypeVar("R")
 
-class Likelihood(pyro.contrib.gp.likelihoods.likelihood.Likelihood):
+
+def _with_own_covariates(method: Callable[..., R]) -> Callable[..., R]:
+    """Says to type checkers that an override names the covariates that it takes, and no others."""
+    return method
+
+
+class Likelihood(pyro_likelihoods.Likelihood):
     r"""p(y | f) of each target given J functions of its row, the outputs of the last layer.
 
     A likelihood of one's own needs :meth:`conditional` alone. The expected log density and the
@@ -46,6 +53,8 @@ class Likelihood(pyro.contrib.gp.likelihoods.likelihood.Likelihood):
         [J, P] with ``event_dim=1``. None for none.
     """
 
+    event_dim: int
+    intercept: Tensor | None
     #: J, how many functions a target needs.
     num_functions: int = 1
     #: Whether targets are discrete, with probabilities in place of densities.
@@ -83,7 +92,8 @@ class Likelihood(pyro.contrib.gp.likelihoods.likelihood.Likelihood):
 
     # What a likelihood of one's own may say
 
-    def conditional(self, *f: Tensor, **covariates: Tensor) -> dist.Distribution:
+    @_with_own_covariates
+    def conditional(self, *f: Tensor, **covariates: Tensor) -> Distribution:
         """p(y | f), a distribution of the functions' shape.
 
         :param f: J tensors of one shape, [..., B] or [..., B, P].
@@ -93,6 +103,7 @@ class Likelihood(pyro.contrib.gp.likelihoods.likelihood.Likelihood):
             f"{type(self).__name__} needs a method conditional(f), the distribution of y given f."
         )
 
+    @_with_own_covariates
     def conditional_log_prob(self, y: Tensor, *f: Tensor, **covariates: Tensor) -> Tensor:
         """log p(y | f)."""
         p = self.conditional(*f, **covariates)
@@ -110,9 +121,11 @@ class Likelihood(pyro.contrib.gp.likelihoods.likelihood.Likelihood):
         c = self.intercept.reshape(len(loc), -1)
         return loc + c.reshape(len(loc), *[1] * (loc.dim() - 2), c.shape[1]), var
 
+    @_with_own_covariates
     def bends(self, y: Tensor, **covariates: Tensor) -> Bends | None:
         """Where log p(y | f) bends as a function of f; None for Gauss-Hermite quadrature."""
 
+    @_with_own_covariates
     def expected_log_prob(
         self, y: Tensor, loc: Tensor, var: Tensor, **covariates: Tensor
     ) -> Tensor:
@@ -126,14 +139,17 @@ class Likelihood(pyro.contrib.gp.likelihoods.likelihood.Likelihood):
         bends = None if self.num_functions > 1 else self.bends(y, **covariates)
         return expected(lambda *f: self.conditional_log_prob(y, *f, **covariates), loc, var, bends)
 
-    def collapsed(self, loc: Tensor, var: Tensor, **covariates: Tensor) -> dist.Distribution:
+    @_with_own_covariates
+    def collapsed(self, loc: Tensor, var: Tensor, **covariates: Tensor) -> Distribution:
         """:meth:`expected_log_prob` as the ``log_prob`` of a distribution."""
         return CollapsedObservation(captured(self), loc, var, covariates)
 
-    def marginal(self, loc: Tensor, var: Tensor, **covariates: Tensor) -> dist.Distribution:
+    @_with_own_covariates
+    def marginal(self, loc: Tensor, var: Tensor, **covariates: Tensor) -> Distribution:
         """The distribution of y with f integrated, elementwise over targets: batch shape of f."""
         return Marginal(self, loc, var, covariates)
 
+    @_with_own_covariates
     def log_marginal(self, y: Tensor, loc: Tensor, var: Tensor, **covariates: Tensor) -> Tensor:
         """log E[p(y | f)], for :meth:`marginal`."""
         bends = None if self.num_functions > 1 else self.bends(y, **covariates)
@@ -143,7 +159,7 @@ class Likelihood(pyro.contrib.gp.likelihoods.likelihood.Likelihood):
 
     def drawn_marginal(
         self, loc: Tensor, var: Tensor, generator: torch.Generator | None = None
-    ) -> dist.Distribution | None:
+    ) -> Distribution | None:
         """A distribution in closed form whose mean over draws is the marginal; None for none.
 
         One draw a sample, the same for all rows: among many samples it stands for quadrature.
@@ -151,11 +167,13 @@ class Likelihood(pyro.contrib.gp.likelihoods.likelihood.Likelihood):
         :param torch.Tensor loc: [J, S, N(, P)].
         """
 
+    @_with_own_covariates
     def marginal_cdf(self, y: Tensor, loc: Tensor, var: Tensor, **covariates: Tensor) -> Tensor:
         """P(target <= y), for :meth:`marginal`; needs a conditional with ``cdf``."""
         bends = None if self.num_functions > 1 else self.bends(y, **covariates)
         return expected(lambda *f: self.conditional(*f, **covariates).cdf(y), loc, var, bends)
 
+    @_with_own_covariates
     def coarse_cdf(self, y: Tensor, loc: Tensor, var: Tensor, **covariates: Tensor) -> Tensor:
         """:meth:`marginal_cdf` with few nodes, for means over many (loc, var): scores of mixtures.
 
@@ -166,17 +184,19 @@ class Likelihood(pyro.contrib.gp.likelihoods.likelihood.Likelihood):
             lambda *f: self.conditional(*f, **covariates).cdf(y), loc, var, num_hermite=5
         )
 
+    @_with_own_covariates
     def marginal_moments(
         self, loc: Tensor, var: Tensor, **covariates: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Mean and variance of y, for :meth:`marginal`; needs a conditional with both."""
 
-        def moment(fn) -> Tensor:
+        def moment(fn: Callable[[Distribution], Tensor]) -> Tensor:
             return expected(lambda *f: fn(self.conditional(*f, **covariates)), loc, var)
 
         mean = moment(lambda p: p.mean)
         return mean, moment(lambda p: p.variance + (p.mean - mean).square())
 
+    @_with_own_covariates
     def marginal_sample(self, loc: Tensor, var: Tensor, **covariates: Tensor) -> Tensor:
         """A draw of y for each element, for :meth:`marginal`."""
         f = loc + var.sqrt() * torch.randn_like(loc)
@@ -194,6 +214,7 @@ class Likelihood(pyro.contrib.gp.likelihoods.likelihood.Likelihood):
         """The targets as the encoder of q(z | x, y) sees them: [B] or [B, E], near unit scale."""
         return y.to(dtype)
 
+    @_with_own_covariates
     def check_targets(self, y: Tensor, **covariates: Tensor) -> None:
         """
         :raises ValueError: If a target is not possible.
@@ -296,7 +317,7 @@ class Likelihood(pyro.contrib.gp.likelihoods.likelihood.Likelihood):
             y_dist = Weighted(y_dist, weight)
         return pyro.sample(self._pyro_get_fullname("y"), y_dist, obs=y)
 
-    def observation(self, f_loc: Tensor, f_var: Tensor, **covariates: Tensor) -> dist.Distribution:
+    def observation(self, f_loc: Tensor, f_var: Tensor, **covariates: Tensor) -> Distribution:
         """The distribution of the observation site, for a site of one's own in a larger model.
 
         :param torch.Tensor f_loc: Means of the last layer, [..., B, J P].
@@ -306,7 +327,7 @@ class Likelihood(pyro.contrib.gp.likelihoods.likelihood.Likelihood):
         """
         return self.collapsed(*self._split(f_loc, f_var), **self._by_target(covariates))
 
-    def predictive(self, f_loc: Tensor, f_var: Tensor, **covariates: Tensor) -> dist.Distribution:
+    def predictive(self, f_loc: Tensor, f_var: Tensor, **covariates: Tensor) -> Distribution:
         """The distribution of y with f integrated.
 
         :param torch.Tensor f_loc: Means of the last layer, [..., B, J P].
@@ -357,7 +378,7 @@ def check_likelihood(likelihood: Likelihood) -> None:
         return
     kind = type(likelihood).__name__
     found = f"likelihood is a {kind}, no pyro_dgp.gp.Likelihood"
-    if isinstance(likelihood, pyro.contrib.gp.likelihoods.likelihood.Likelihood):
+    if isinstance(likelihood, pyro_likelihoods.Likelihood):
         found += (
             ". Pyro's own compare f [B, 1] with y [B] in all pairs, and compute log E[p(y | f)], "
             "which is no lower bound"

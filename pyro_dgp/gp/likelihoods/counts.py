@@ -6,11 +6,10 @@ from collections.abc import Mapping
 import pyro.distributions as dist
 import scipy.special
 import torch
-from pyro.nn import PyroParam
 from torch import Tensor
-from torch.distributions import constraints
+from torch.distributions import Distribution, constraints
 
-from pyro_dgp.gp.constraints import softplus_above
+from pyro_dgp.gp.constraints import constrained, softplus_above
 from pyro_dgp.gp.likelihoods.base import Likelihood
 from pyro_dgp.gp.likelihoods.quadrature import Bends, expected, log_expected
 from pyro_dgp.gp.likelihoods.special import with_scipy
@@ -67,7 +66,7 @@ class Poisson(_Counts):
     :raises ValueError: If the rate is not positive.
     """
 
-    def conditional(self, f: Tensor, exposure: Tensor | float = 1.0) -> dist.Distribution:
+    def conditional(self, f: Tensor, exposure: Tensor | float = 1.0) -> Distribution:
         """Poisson(exposure e^f)."""
         return _Poisson(exposure * f.exp(), validate_args=False)
 
@@ -111,9 +110,9 @@ class NegativeBinomial(_Counts):
         if not 1e-3 < concentration < math.inf:
             raise ValueError(f"concentration must be above 0.001, but it is {concentration}.")
         super().__init__(rate, event_dim)
-        self.concentration = PyroParam(torch.tensor(float(concentration)), softplus_above(1e-3))
+        self.concentration = constrained(torch.tensor(float(concentration)), softplus_above(1e-3))
 
-    def conditional(self, f: Tensor, exposure: Tensor | float = 1.0) -> dist.Distribution:
+    def conditional(self, f: Tensor, exposure: Tensor | float = 1.0) -> Distribution:
         """With odds of mu / r."""
         r = self.concentration
         logits = f + torch.as_tensor(exposure, dtype=f.dtype, device=f.device).log() - r.log()
@@ -152,14 +151,14 @@ class NegativeBinomial(_Counts):
 
 
 class _Poisson(dist.Poisson):
-    def cdf(self, value):
+    def cdf(self, value: Tensor) -> Tensor:
         # E.g. below 0, where there is no such integral.
         found = torch.special.gammaincc(value.floor().clamp_min(0) + 1, self.rate)
         return torch.where(value < 0, 0.0, found)
 
 
 class _NegativeBinomial(dist.NegativeBinomial):
-    def cdf(self, value):
+    def cdf(self, value: Tensor) -> Tensor:
         k = value.floor().clamp_min(0)
         found = with_scipy(scipy.special.betainc, self.total_count, k + 1, (-self.logits).sigmoid())
         return torch.where(value < 0, 0.0, found)

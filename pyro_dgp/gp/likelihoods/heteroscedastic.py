@@ -5,6 +5,7 @@ import math
 import pyro.distributions as dist
 import torch
 from torch import Tensor
+from torch.distributions import Distribution
 
 from pyro_dgp.gp.likelihoods.base import Likelihood
 from pyro_dgp.gp.likelihoods.quadrature import expected, log_expected
@@ -53,7 +54,7 @@ class HeteroscedasticGaussian(Likelihood):
         a = loc.new_tensor([1.0, self.noise_scale]).reshape(2, *[1] * (loc.dim() - 1))
         return super().functions(a * loc, a.square() * var)
 
-    def conditional(self, f: Tensor, g: Tensor) -> dist.Distribution:
+    def conditional(self, f: Tensor, g: Tensor) -> Distribution:
         """N(f, e^g)."""
         return dist.Normal(f, (0.5 * g).exp(), validate_args=False)
 
@@ -74,7 +75,7 @@ class HeteroscedasticGaussian(Likelihood):
 
     def drawn_marginal(
         self, loc: Tensor, var: Tensor, generator: torch.Generator | None = None
-    ) -> dist.Distribution:
+    ) -> Distribution:
         """N(m, v + e^g) for a draw of g."""
         (m, mean_g), (v, var_g) = loc, var
         shape = m.shape[:1] + (1,) * (m.dim() - 1)

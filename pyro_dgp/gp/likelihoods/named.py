@@ -1,5 +1,7 @@
 """Likelihoods by name."""
 
+from typing import Any
+
 from torch import Tensor
 
 from pyro_dgp.gp.likelihoods.base import Likelihood, check_likelihood
@@ -79,7 +81,7 @@ def rebuilt(description: dict) -> Likelihood:
 
     :raises ValueError: If it describes none.
     """
-    settings = {
+    settings: dict[str, Any] = {
         key: rebuilt(value) if isinstance(value, dict) else value
         for key, value in description.items()
     }

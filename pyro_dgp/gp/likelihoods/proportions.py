@@ -5,10 +5,10 @@ import math
 import pyro.distributions as dist
 import scipy.special
 import torch
-from pyro.nn import PyroParam
 from torch import Tensor
+from torch.distributions import Distribution, constraints
 
-from pyro_dgp.gp.constraints import softplus_above
+from pyro_dgp.gp.constraints import constrained, softplus_above
 from pyro_dgp.gp.likelihoods.base import Likelihood
 from pyro_dgp.gp.likelihoods.quadrature import Bends, expected, log_expected
 from pyro_dgp.gp.likelihoods.special import with_scipy
@@ -27,7 +27,7 @@ class Beta(Likelihood):
     :raises ValueError: If a number is out of range.
     """
 
-    support = torch.distributions.constraints.unit_interval
+    support = constraints.unit_interval
     accepts = "targets strictly between 0 and 1"
 
     def __init__(
@@ -39,7 +39,7 @@ class Beta(Likelihood):
         if not 1e-3 < concentration < math.inf:
             raise ValueError(f"concentration must be above 0.001, but it is {concentration}.")
         super().__init__(event_dim, mean.logit().unsqueeze(0))
-        self.concentration = PyroParam(torch.tensor(float(concentration)), softplus_above(1e-3))
+        self.concentration = constrained(torch.tensor(float(concentration)), softplus_above(1e-3))
 
     @classmethod
     def for_targets(cls, y: Tensor) -> "Beta":
@@ -53,7 +53,7 @@ class Beta(Likelihood):
         """
         self.refuse(y, ~((y > 0) & (y < 1)), self.accepts)
 
-    def conditional(self, f: Tensor) -> dist.Distribution:
+    def conditional(self, f: Tensor) -> Distribution:
         """Beta(phi sigma(f), phi sigma(-f))."""
         phi, tiny = self.concentration, torch.finfo(f.dtype).tiny
         a, b = ((phi * g.sigmoid()).clamp_min(tiny) for g in (f, -f))
@@ -101,7 +101,7 @@ class Beta(Likelihood):
 
 
 class _Beta(dist.Beta):
-    def cdf(self, value):
+    def cdf(self, value: Tensor) -> Tensor:
         a, b = self.concentration1, self.concentration0
         found = with_scipy(scipy.special.betainc, a, b, value.clamp(0, 1))
         return torch.where(value <= 0, 0.0, torch.where(value >= 1, 1.0, found))

@@ -144,11 +144,11 @@ def _nodes_around(
 ) -> tuple[Tensor, Tensor]:
     """Nodes of [low, high], each of whose parts is nearest to one of the places."""
     if len(places) > 1:
-        places, widths = (
+        columns, spreads = (
             torch.stack(torch.broadcast_tensors(*v, low, high)[:-2]) for v in (places, widths)
         )
-        places, order = places.sort(0)
-        widths = widths.gather(0, order)
+        columns, order = columns.sort(0)
+        places, widths = columns.unbind(), spreads.gather(0, order).unbind()
     middles = [torch.clamp((a + b) / 2, low, high) for a, b in itertools.pairwise(places)]
     ends = itertools.pairwise([low, *middles, high])
     parts = [_sinh_nodes(c, w, *e) for c, w, e in zip(places, widths, ends, strict=True)]
@@ -178,13 +178,12 @@ def _hermite_nodes(num_functions: int, num: int | None) -> tuple[np.ndarray, np.
     """Nodes of a standard normal distribution of J dimensions, [J, num_nodes]; log weights."""
     # Some 1000 nodes at most, so that two or three functions stay affordable.
     most = {1: _NUM_HERMITE, 2: 24, 3: 10}.get(num_functions)
-    num = most if num is None else num
     if most is None:
         raise NotImplementedError(
             f"There is no quadrature over {num_functions} functions: give the likelihood an "
             "expected_log_prob and a log_marginal of its own."
         )
-    x, w = np.polynomial.hermite_e.hermegauss(num)
+    x, w = np.polynomial.hermite_e.hermegauss(most if num is None else num)
     grid = np.stack([g.ravel() for g in np.meshgrid(*[x] * num_functions, indexing="ij")])
     weights = np.stack([g.ravel() for g in np.meshgrid(*[w] * num_functions, indexing="ij")])
     log_w = np.log(weights).sum(0)

@@ -4,10 +4,10 @@ import math
 
 import pyro.distributions as dist
 import torch
-from pyro.nn import PyroParam
 from torch import Tensor
+from torch.distributions import Distribution
 
-from pyro_dgp.gp.constraints import softplus_above
+from pyro_dgp.gp.constraints import constrained, softplus_above
 from pyro_dgp.gp.likelihoods.base import Likelihood
 from pyro_dgp.gp.likelihoods.quadrature import Bends
 
@@ -36,10 +36,10 @@ class StudentT(Likelihood):
         if not 1 < df < math.inf:
             raise ValueError(f"df must be above 1, or there is no mean, but it is {df}.")
         super().__init__(event_dim)
-        self.scale = PyroParam(torch.tensor(float(scale)), softplus_above(1e-3))
-        self.df = PyroParam(torch.tensor(float(df)), softplus_above(1.0))
+        self.scale = constrained(torch.tensor(float(scale)), softplus_above(1e-3))
+        self.df = constrained(torch.tensor(float(df)), softplus_above(1.0))
 
-    def conditional(self, f: Tensor) -> dist.Distribution:
+    def conditional(self, f: Tensor) -> Distribution:
         """f + scale t."""
         return dist.StudentT(self.df, f, self.scale, validate_args=False)
 

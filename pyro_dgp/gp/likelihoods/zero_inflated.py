@@ -39,6 +39,8 @@ class ZeroInflated(Likelihood):
         if not 0 < probability < 1:
             raise ValueError(f"probability must lie between 0 and 1, but it is {probability}.")
         super().__init__(likelihood.event_dim)
+        self.num_functions = 1 + likelihood.num_functions
+        self.covariates, self.needed = likelihood.covariates, likelihood.needed
         self.value = float(value)
         self.log_odds = nn.Parameter(torch.tensor(math.log(probability / (1 - probability))))
         self.likelihood = likelihood
@@ -56,21 +58,6 @@ class ZeroInflated(Likelihood):
         inner = HeteroscedasticGaussian.for_targets(rest if len(rest) > 1 else y)
         share = min(max(counts.max().item() / y.numel(), 0.01), 0.99)
         return cls(inner, value, share)
-
-    @property
-    def num_functions(self) -> int:
-        """One more than the other likelihood's."""
-        return 1 + self.likelihood.num_functions
-
-    @property
-    def covariates(self) -> tuple[str, ...]:
-        """Those of the other likelihood."""
-        return self.likelihood.covariates
-
-    @property
-    def needed(self) -> tuple[str, ...]:
-        """Those that the other likelihood needs."""
-        return self.likelihood.needed
 
     def check_covariates(self, covariates: Mapping[str, Tensor]) -> None:
         """As the other likelihood does."""
