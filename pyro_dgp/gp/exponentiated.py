@@ -1,5 +1,6 @@
 """The distribution of a positive target whose logarithm a model predicts."""
 
+from collections.abc import Sequence
 from functools import cached_property
 
 import torch
@@ -14,7 +15,7 @@ from pyro_dgp.gp.recalibration import Recalibrated, moments_about
 __all__ = ["Exponentiated"]
 
 
-class Exponentiated(Derived):
+class Exponentiated(Derived[PredictiveMixture | Recalibrated]):
     r"""The distribution of e^y for a predictive distribution of y = log t.
 
     .. math:: p(t) = p_y(\log t) / t, \qquad P(\text{target} \le t) = F_y(\log t)
@@ -25,13 +26,15 @@ class Exponentiated(Derived):
 
     lattice = None
 
-    def __init__(self, base: PredictiveMixture | Recalibrated, validate_args=None) -> None:
+    def __init__(
+        self, base: PredictiveMixture | Recalibrated, validate_args: bool | None = None
+    ) -> None:
         if base.lattice is not None:
             raise ValueError("base has probabilities of a lattice, which e^y has not.")
         super().__init__(base, validate_args)
 
     @property
-    def support(self):
+    def support(self) -> constraints.Constraint:
         return constraints.independent(constraints.positive, len(self.event_shape))
 
     def marginal(self, output: int) -> "Exponentiated":
@@ -83,7 +86,7 @@ class Exponentiated(Derived):
         """
         return self.base.quantile(q).exp()
 
-    def sample(self, sample_shape=()) -> Tensor:
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """``sample_shape`` + [N] or [N, P]."""
         return self.base.sample(sample_shape).exp()
 
@@ -114,7 +117,7 @@ class Exponentiated(Derived):
         tiny = torch.finfo(value.dtype).tiny
         return torch.where(value > 0, self.base._score_cdf(value.clamp_min(tiny).log()), 0.0)
 
-    def _with(self, base) -> "Exponentiated":
+    def _with(self, base: PredictiveMixture | Recalibrated) -> "Exponentiated":
         return Exponentiated(base, validate_args=False)
 
 

@@ -1,11 +1,13 @@
 """Predictive distributions whose distribution function is recalibrated by one number."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.distributions import Normal, constraints
 
 from pyro_dgp.gp.crps import _interval, _rising, integrated_crps, summed_crps
 from pyro_dgp.gp.derived import Derived
@@ -34,7 +36,7 @@ _SAMPLE_TOLERANCE = 1e-6
 _OFF = 0.1
 
 
-class Recalibrated(Derived):
+class Recalibrated(Derived[PredictiveMixture]):
     r"""A predictive distribution F with another distribution function, G(F(y)).
 
     .. math:: G(u) = \frac{u^k}{u^k + (1 - u)^k}, \qquad \mathrm{logit}\,G(u) = k\,\mathrm{logit}\,u
@@ -52,7 +54,9 @@ class Recalibrated(Derived):
     :raises ValueError: If targets have a dimension of outputs, or k is not positive and finite.
     """
 
-    def __init__(self, base: PredictiveMixture, exponent: float, validate_args=None) -> None:
+    def __init__(
+        self, base: PredictiveMixture, exponent: float, validate_args: bool | None = None
+    ) -> None:
         if base.event_dim:
             raise ValueError(
                 f"base needs one target a row, but its event shape is {tuple(base.event_shape)}."
@@ -63,7 +67,7 @@ class Recalibrated(Derived):
         super().__init__(base, validate_args)
 
     @property
-    def support(self):
+    def support(self) -> constraints.Constraint:
         return self.base.support
 
     @property
@@ -144,7 +148,7 @@ class Recalibrated(Derived):
         base = self._exact
         y = base._tensor(value)
         if self.lattice is not None:
-            return self._like_base(self._log_probability(base, y))
+            return self._like_base(self._log_probability(base, y, *self.lattice))
         k, (below, above) = self.exponent, _log_tails(base, y)
         log_slope = math.log(k) + (k - 1) * (below + above)
         log_slope = log_slope - 2 * torch.logaddexp(k * below, k * above)
@@ -166,7 +170,7 @@ class Recalibrated(Derived):
         return self._like_base(exact._by_rows(_crps, y))
 
     @torch.no_grad()
-    def sample(self, sample_shape=()) -> Tensor:
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """``sample_shape`` + [N]: quantiles of uniform numbers, exact to a millionth."""
         shape = torch.Size(sample_shape) + self.batch_shape
         p = torch.rand(shape, dtype=torch.float64).to(self.base._tensor(0.0).device)
@@ -189,9 +193,10 @@ class Recalibrated(Derived):
         """:meth:`cdf`, with the base's coarser one where it has that."""
         return _recalibrated(self.base._score_cdf(value), self.exponent)
 
-    def _log_probability(self, base: PredictiveMixture, y: Tensor) -> Tensor:
+    def _log_probability(
+        self, base: PredictiveMixture, y: Tensor, origin: float, step: float
+    ) -> Tensor:
         """log(G(F(y)) - G(F(y - step))) for y on the lattice."""
-        origin, step = self.lattice
         log_p = base.log_prob(y)
         # Half a step from points, where rounding does not matter.
         low, high = base.cdf(y - 0.5 * step), base.cdf(y + 0.5 * step)
@@ -211,7 +216,7 @@ class Recalibrated(Derived):
         """Mean and variance, [2, N]."""
         return self._like_base(self._with(self._exact)._by_rows(lambda d, _: _moments(d)))
 
-    def _by_rows(self, fn: Callable, value: Tensor | None = None) -> Tensor:
+    def _by_rows(self, fn: Callable[..., Tensor], value: Tensor | None = None) -> Tensor:
         """``fn`` of this distribution and of a value [..., N], some rows at a time."""
         if len(self.batch_shape) != 1 or self.batch_shape[0] <= _ROWS:
             return fn(self, value)
@@ -276,34 +281,37 @@ def _recalibrated(u: Tensor, exponent: float) -> Tensor:
 
 def _log_tails(base: PredictiveMixture, y: Tensor) -> tuple[Tensor, Tensor]:
     """log F(y) and log(1 - F(y)), finite."""
-    if not base._is_normal:
+    normal = base._normal
+    if normal is None:
         # Most distribution functions are off by a rounding error of 1, in both tails.
         F, least = base.cdf(y), 0.5 * torch.finfo(y.dtype).eps
         return F.clamp_min(least).log(), (1 - F).clamp_min(least).log()
-    found = [None, None]
-    for p, value in base._chunks(y):
+    value, dim = base._beside_components(y), -1 - len(base.batch_shape)
+
+    def summed(p: Normal) -> Tensor:
         z = (value - p.loc) / p.scale
-        for i, signed in enumerate((z, -z)):
-            part = log_ndtr(signed).logsumexp(-1 - len(base.batch_shape))
-            found[i] = part if found[i] is None else torch.logaddexp(found[i], part)
-    below, above = (t - math.log(base.num_components) for t in found)
+        return torch.stack([log_ndtr(signed).logsumexp(dim) for signed in (z, -z)])
+
+    chunks = map(summed, base._chunks([normal], value.numel()))
+    below, above = functools.reduce(torch.logaddexp, chunks) - math.log(base.num_components)
     return below, above
 
 
 def _ends(d: Recalibrated, tail: float) -> tuple[Tensor, Tensor]:
     """Between which lies all but a tail at each side, [N] and [N]."""
-    u = d.base._tensor([tail, 1 - tail])
+    u = d.base._tensor(torch.tensor([tail, 1 - tail], dtype=torch.float64))
     u = _recalibrated(u, 1 / d.exponent).clamp(_SAFE_TAIL, 1 - _SAFE_TAIL)
     p = u.reshape(2, *[1] * len(d.batch_shape)).expand(2, *d.batch_shape)
-    low, high = d.base._ends(p) if d.base._is_normal else bracket(d.base._score_cdf, p)
+    normal = d.base._normal
+    low, high = bracket(d.base._score_cdf, p) if normal is None else d.base._ends(normal, p)
     return low[0], high[1]
 
 
-def _lattice_ends(d: Recalibrated, low: Tensor, high: Tensor) -> tuple[int, int] | None:
-    """The first and the last k, if there is a lattice and they are not too far apart."""
-    if d.lattice is None:
-        return None
-    origin, step = d.lattice
+def _lattice_ends(
+    lattice: tuple[float, float], low: Tensor, high: Tensor
+) -> tuple[int, int] | None:
+    """The first and the last k, if they are not too far apart."""
+    origin, step = lattice
     first = math.floor((low.min() - origin) / step)
     last = math.ceil((high.max() - origin) / step)
     return (first, last) if last - first <= _MOST_LATTICE_POINTS else None
@@ -311,9 +319,11 @@ def _lattice_ends(d: Recalibrated, low: Tensor, high: Tensor) -> tuple[int, int]
 
 def _crps(d: Recalibrated, y: Tensor) -> Tensor:
     low, high = _ends(d, _TAIL)
-    ends = _lattice_ends(d, torch.minimum(low.min(), y.min()), torch.maximum(high.max(), y.max()))
-    if ends is not None:
-        return summed_crps(d._score_cdf, d.lattice, ends, y, d.batch_shape)
+    if d.lattice is not None:
+        least, most = torch.minimum(low.min(), y.min()), torch.maximum(high.max(), y.max())
+        ends = _lattice_ends(d.lattice, least, most)
+        if ends is not None:
+            return summed_crps(d._score_cdf, d.lattice, ends, y, d.batch_shape)
     return integrated_crps(d._score_cdf, low, high, y)
 
 
@@ -337,25 +347,34 @@ def _points(d: Recalibrated) -> tuple[Tensor, Tensor]:
 
 def _moments(d: Recalibrated) -> Tensor:
     """Mean and variance, [2, N]."""
-    ends = None if d.lattice is None else _lattice_ends(d, *_ends(d, _MOMENT_TAIL))
-    if ends is not None:
-        origin, step = d.lattice
-        k = torch.arange(ends[0], ends[1] + 1, device=d.base._tensor(0.0).device)
-        x = origin + step * k.double().reshape(-1, *[1] * len(d.batch_shape))
-        G = d._score_cdf((x + 0.5 * step).expand(-1, *d.batch_shape))
-        G[-1] = 1
-        p = G.diff(dim=0, prepend=torch.zeros_like(G[:1]))
-        mean = (p * x).sum(0)
-        return torch.stack([mean, (p * (x - mean).square()).sum(0)])
-    if not d.base._is_normal:
+    if d.lattice is not None:
+        ends = _lattice_ends(d.lattice, *_ends(d, _MOMENT_TAIL))
+        if ends is not None:
+            return _moments_on_lattice(d, d.lattice, ends)
+    normal = d.base._normal
+    if normal is None:
         return _moments_by_rounds(d)
     # Both F and G(F) are negligible outside.
     low, high = _ends(Recalibrated(d.base, min(d.exponent, 1.0), False), _MOMENT_TAIL)
-    found, off = transformed_moments(d.base, lambda F: _recalibrated(F, d.exponent), low, high)
+    found, off = transformed_moments(normal, lambda F: _recalibrated(F, d.exponent), low, high)
     rough = ~(off < _OFF_MOMENTS)
     if bool(rough.any()):
         found[:, rough] = _moments_by_rounds(d[rough])
     return found
+
+
+def _moments_on_lattice(
+    d: Recalibrated, lattice: tuple[float, float], ends: tuple[int, int]
+) -> Tensor:
+    """Sums over the points between two ends, [2, N]."""
+    (origin, step), (first, last) = lattice, ends
+    k = torch.arange(first, last + 1, device=d.base._tensor(0.0).device)
+    x = origin + step * k.double().reshape(-1, *[1] * len(d.batch_shape))
+    G = d._score_cdf((x + 0.5 * step).expand(-1, *d.batch_shape))
+    G[-1] = 1
+    p = G.diff(dim=0, prepend=torch.zeros_like(G[:1]))
+    mean = (p * x).sum(0)
+    return torch.stack([mean, (p * (x - mean).square()).sum(0)])
 
 
 def _moments_by_rounds(d: Recalibrated) -> Tensor:

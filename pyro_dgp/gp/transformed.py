@@ -14,9 +14,10 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributions import Normal
 
 from pyro_dgp.gp.crps import _interval
-from pyro_dgp.gp.mixture import PredictiveMixture
+from pyro_dgp.gp.mixture import PredictiveMixture, sorted_sample
 
 __all__ = ["transformed_moments"]
 
@@ -27,17 +28,17 @@ _TAIL_PIECES = 4
 
 
 def transformed_moments(
-    base: PredictiveMixture, G: Callable[[Tensor], Tensor], low: Tensor, high: Tensor
+    normal: Normal, G: Callable[[Tensor], Tensor], low: Tensor, high: Tensor
 ) -> tuple[Tensor, Tensor]:
     """
-    :param PredictiveMixture base: Of normal components, batch shape [N].
+    :param normal: The components, batch shape [S, N].
     :param G: From F to the transformed distribution function, elementwise.
     :param torch.Tensor low: Below all but a negligible part, [N].
     :param torch.Tensor high: Above it, [N].
     :returns: Mean and variance, [2, N]; and by how much the rule misses those of F, of the mean in
         standard deviations, of the variance relative to it, the larger of both, [N].
     """
-    edges = _edges(base, low, high)
+    base, edges = PredictiveMixture(normal, validate_args=False), _edges(normal, low, high)
     c, start, width = edges[_INTERVALS // 2], edges[:-1], edges.diff(dim=0)
     nodes, weights = (torch.as_tensor(a).to(low) for a in np.polynomial.legendre.leggauss(_POINTS))
     column = (-1, 1, *[1] * low.dim())
@@ -58,9 +59,9 @@ def transformed_moments(
     return torch.stack([c + first, second - first.square()]), off
 
 
-def _edges(base: PredictiveMixture, low: Tensor, high: Tensor) -> Tensor:
+def _edges(normal: Normal, low: Tensor, high: Tensor) -> Tensor:
     """As dense as the cube root of the density, judged by a sample: [1 + _INTERVALS, N]."""
-    sample = base._sorted_sample().clamp(low, high)
+    sample = sorted_sample(normal).clamp(low, high)
     share = torch.arange(_TAIL_PIECES).to(low).reshape(-1, *[1] * low.dim()) / _TAIL_PIECES
     below = low + (sample[0] - low) * share
     above = high + (sample[-1] - high) * share.flip(0)
