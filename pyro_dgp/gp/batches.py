@@ -1,7 +1,7 @@
-"""Distributions whose batch is cut, gathered, filled and converted, whatever their parameters are.
+"""Slices, copies and conversions of the batch of any distribution, whatever its parameters are.
 
-What a distribution holds per element of its batch is what has the batch's shape in front: tensors,
-other distributions, and tuples and dicts of them.
+The parameters per element of the batch are those attributes whose leading dimensions are the batch
+shape: tensors, other distributions, and tuples and dicts of these.
 """
 
 import copy
@@ -20,9 +20,10 @@ D = TypeVar("D", bound=Distribution)
 
 
 def mapped(d: D, fn: Callable[[Tensor], Tensor]) -> D:
-    """The distribution with ``fn`` of what it holds per element of its batch.
+    """The distribution with ``fn`` applied to its parameters per element of the batch.
 
-    :param fn: Something that looks at the batch's dimensions only, such as ``lambda t: t[:, 3]``.
+    :param d: A distribution.
+    :param fn: Function of the batch's dimensions only, such as ``lambda t: t[:, 3]``.
     """
 
     def of(value: Any) -> Any:
@@ -41,7 +42,7 @@ def mapped(d: D, fn: Callable[[Tensor], Tensor]) -> D:
 
 
 def converted(d: D, dtype: torch.dtype, device: torch.device) -> D:
-    """The distribution in another dtype, or on another device; integers stay integers."""
+    """The distribution in another dtype and on another device; integers stay integers."""
 
     def to(t: Tensor) -> Tensor:
         return t.to(device, dtype if t.is_floating_point() else t.dtype)
@@ -63,10 +64,11 @@ def converted(d: D, dtype: torch.dtype, device: torch.device) -> D:
 
 
 def assembled(parts: Iterable[tuple[tuple[slice, ...], D]], shape: tuple[int, ...]) -> D:
-    """One distribution of the parts of its batch.
+    """One distribution from parts of its batch.
 
-    :param parts: Places in the leading dimensions of the batch, and what belongs there.
-    :param shape: Those dimensions.
+    :param parts: Pairs of indices into the leading dimensions of the batch and the distribution
+        there.
+    :param shape: Sizes of these dimensions.
     :raises ValueError: If there are no parts.
     """
     full, num = None, len(shape)
@@ -83,7 +85,7 @@ def assembled(parts: Iterable[tuple[tuple[slice, ...], D]], shape: tuple[int, ..
 
 
 def held(d: Distribution) -> Iterator[Tensor]:
-    """What the distribution holds per element of its batch, tensor by tensor."""
+    """The parameters per element of the distribution's batch, tensor by tensor."""
 
     def of(value: Any) -> Iterator[Tensor]:
         if isinstance(value, Tensor):

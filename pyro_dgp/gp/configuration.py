@@ -1,4 +1,4 @@
-"""The paper's configuration, from data to the parts of a model."""
+"""The paper's configuration of a model for given data."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
@@ -52,29 +52,31 @@ def from_data(
 
     :param torch.Tensor X: Training inputs, [N, D]; their dtype and device are the model's.
     :param torch.Tensor y: Training targets, [N] or [N, P]; what the likelihood accepts.
-    :param int num_layers: L, the number of GP layers; 1 is a shallow GP.
+    :param int num_layers: Number of GP layers L; 1 is a shallow GP.
     :param int latent_dim: Dimension of the latent input; 0 for a plain deep GP.
-    :param int num_inducing: Inducing inputs per layer.
-    :param int num_last_inducing: Another number for the last layer; None for the same.
-    :param int num_gps: GPs per hidden layer; with ``mixing="principal"`` at most D are used.
+    :param int num_inducing: Number of inducing inputs per layer.
+    :param int num_last_inducing: Number of inducing inputs of the last layer; None for the same.
+    :param int num_gps: Number of GPs per hidden layer; with ``mixing="principal"`` at most D.
     :param encoder_widths: Hidden widths of q(z | x, y); None fixes q(z) to the prior.
-    :param likelihood: A :class:`~pyro_dgp.gp.Likelihood`; or a class of them, or the name of one
-        (:data:`~pyro_dgp.gp.likelihoods.LIKELIHOODS`), which then starts from y; None for Gaussian
-        noise of one variance.
+    :param likelihood: Likelihood, a :class:`~pyro_dgp.gp.Likelihood`; or a subclass, or a name in
+        :data:`~pyro_dgp.gp.likelihoods.LIKELIHOODS`, whose initial values then come from y; None
+        for Gaussian noise of one variance.
     :param float noise_variance: Initial noise variance, with ``likelihood=None``.
-    :param str mixing: "principal" for the first principal directions, "published" for the
-        matrix of the authors' code (:func:`~pyro_dgp.gp.initialization.published_mixing`).
-    :param kernel: "rbf" for the paper's ARD RBF kernel, whose variance is trained in the last layer
-        only; "matern12", "matern32" or "matern52" for rougher functions; or a function from an
-        input dimension to a kernel.
+    :param str mixing: Mixing matrix of hidden layers: "principal" for the first principal
+        directions, "published" for the matrix of the authors' code
+        (:func:`~pyro_dgp.gp.initialization.published_mixing`).
+    :param kernel: Kernel: "rbf" for the paper's ARD RBF kernel, whose variance is trained in the
+        last layer only; "matern12", "matern32" or "matern52" for rougher functions; or a function
+        from the number of inputs to a kernel.
     :param float jitter: Relative jitter of the inducing inputs' kernel matrices.
-    :param str function_draws: "independent" or "shared" draws of the hidden layers for the samples
-        of a datum; see :class:`GPLayer`.
-    :param int num_features: Random features of a shared draw.
-    :param str name: See :class:`LatentDGP`.
-    :raises TypeError: If X or y is not a tensor of a dtype that fits.
-    :raises ValueError: If X or y has a wrong shape or values that do not fit, or an option is out
-        of range.
+    :param str function_draws: Draws of the hidden layers for the samples of a datum, "independent"
+        or "shared"; see :class:`GPLayer`.
+    :param int num_features: Number of random features of a shared draw.
+    :param str name: Prefix of the names of sites and parameters; see :class:`LatentDGP`.
+    :returns: The model.
+    :raises TypeError: If X or y is not a tensor of a suitable dtype.
+    :raises ValueError: If X or y has a wrong shape or unsuitable values, or an option is out of
+        range.
     """
     if likelihood is None:
         check_data(X, y)

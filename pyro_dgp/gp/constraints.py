@@ -1,4 +1,4 @@
-"""Where parameters live, and the maps there from unconstrained space."""
+"""Constraints of parameters, and the transforms from unconstrained space to them."""
 
 from pyro.nn import PyroParam
 from torch import Tensor
@@ -14,23 +14,23 @@ __all__ = ["constrained", "lower_triangular", "softplus_above"]
 
 
 def constrained(value: Tensor, constraint: constraints.Constraint) -> Tensor:
-    """A ``PyroParam``, for assignment to an attribute of a ``PyroModule``.
+    """A ``PyroParam``, to be assigned to an attribute of a ``PyroModule``.
 
-    Its type is that of the attribute: what is read there is a tensor.
+    It is annotated as what reading the attribute returns, a tensor.
 
     :param torch.Tensor value: Initial value.
-    :param constraint: Set of the possible values.
+    :param constraint: Constraint of the value.
     """
     return PyroParam(value, constraint)  # pyright: ignore[reportReturnType]
 
 
 class softplus_above(constraints.greater_than):
-    """``value > lower_bound``, reached by ``lower_bound + softplus(x)``.
+    """``value > lower_bound``, by the transform ``lower_bound + softplus(x)``.
 
     The paper's appendix: "All positive model parameters are constrained to be positive using the
     softplus function, clipped to 1e-6".
 
-    :param float lower_bound: The bound, 1e-6 in the paper.
+    :param float lower_bound: Lower bound of the value, 1e-6 in the paper.
     """
 
     def __init__(self, lower_bound: float = 1e-6) -> None:

@@ -1,4 +1,4 @@
-"""Distributions that are made of another one, row by row."""
+"""Base classes of distributions that are computed from other objects."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -36,23 +36,25 @@ B = TypeVar("B", bound=Predictive)
 
 
 class Composite(dist.TorchDistribution):
-    """A distribution made of other objects, so that torch has no parameters of it to validate."""
+    """A distribution without parameters that torch could validate: it is made of other objects."""
 
-    # The annotation of torch is a property, which its own classes override like this, too.
+    # torch declares a property, which its own classes override in the same way.
     arg_constraints = {}  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
 
 
 class Derived(Composite, Generic[B]):
-    """A distribution with the batch and event shape of its base; a subclass has :meth:`_with`.
+    """A predictive distribution that is computed row by row from another one, its base.
 
-    :param base: Another predictive distribution.
+    A subclass defines :meth:`_with`.
+
+    :param base: Predictive distribution with the same batch and event shape.
     """
 
     has_rsample = False
 
     def __class_getitem__(cls, base: Any) -> "type[Self]":
-        # The type of the base is for type checkers. Pyro's classes derive from Callable, and would
-        # take it for that of arguments.
+        # The type of the base is for type checkers alone. Pyro's distributions derive from
+        # Callable, which would read it as the types of arguments.
         return cls
 
     def __init__(self, base: B, validate_args: bool | None = None) -> None:
@@ -61,7 +63,7 @@ class Derived(Composite, Generic[B]):
 
     @property
     def num_components(self) -> int:
-        """Of the base."""
+        """Number of components of the base."""
         return self.base.num_components
 
     def expand(self, batch_shape: Sequence[int], _instance: None = None) -> "Self":
@@ -70,14 +72,14 @@ class Derived(Composite, Generic[B]):
     def __getitem__(self, rows: slice | Sequence[int] | Tensor) -> "Self":
         """The distribution of some rows of the batch.
 
-        :param rows: An index into the batch's first dimension: a slice, a list or a tensor.
+        :param rows: Index into the first batch dimension: a slice, a list or a tensor.
         """
         return self._with(self.base[rows])
 
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> "Self":
-        """The distribution in another dtype and on a device."""
+        """The distribution in another dtype and on another device."""
         return self._with(self.base.to(dtype, device))
 
     def _with(self, base: B) -> "Self":
-        """The same of another base."""
+        """The same distribution of another base."""
         raise NotImplementedError

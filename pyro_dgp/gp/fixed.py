@@ -1,7 +1,7 @@
 """Copies of Pyro modules that hold values in place of parameters.
 
-Reading a ``PyroParam`` or a ``PyroSample`` is a message to Pyro's handlers and its param store,
-both of which all threads share. Nothing that reads such a copy sends one.
+Reading a ``PyroParam`` or a ``PyroSample`` sends a message to Pyro's handlers and param store, both
+of which all threads share. Reading an attribute of such a copy does not.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,15 +22,15 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def has_priors(module: nn.Module) -> bool:
-    """Whether a part of the module has a ``PyroSample``."""
+    """Whether the module or one of its submodules has a ``PyroSample``."""
     return any(getattr(part, "_pyro_samples", None) for part in module.modules())
 
 
 def captured(module: M) -> M:
-    """The module with the values that its parameters have here and now, gradients included.
+    """The module with the present values of its parameters, with their gradients.
 
-    Within a ``pyro_method``, that is what Pyro's handlers make of them; a density that is evaluated
-    after the method has returned would not see that otherwise.
+    Within a ``pyro_method`` these are the values that Pyro's handlers give them. A density that is
+    evaluated after the method has returned would not have those otherwise.
     """
 
     def read(part: PyroModule) -> dict[str, Tensor]:
@@ -44,12 +44,12 @@ def captured(module: M) -> M:
 def fixed_copy(module: M, generator: torch.Generator | None = None) -> M:
     """The module with every parameter replaced by its value, detached.
 
-    A hyperparameter with a prior is replaced by a draw: from its guide, or where it has none, from
-    its prior. Buffers and parts that are no ``PyroModule`` are the module's own, not copies.
+    A hyperparameter with a prior is replaced by a draw from its guide, or from its prior if it has
+    no guide. Buffers, and submodules that are no ``PyroModule``, are shared with the module.
 
-    :param torch.nn.Module module: For instance a :class:`~pyro_dgp.gp.LatentDGP`.
-    :param torch.Generator generator: Source of the draws; None for torch's global one.
-    :returns: A module for reading and calling, not for training.
+    :param torch.nn.Module module: Module, for instance a :class:`~pyro_dgp.gp.LatentDGP`.
+    :param torch.Generator generator: Source of the draws; None for torch's global generator.
+    :returns: A module that can be called, but not trained.
     """
 
     def read(part: PyroModule) -> dict[str, Tensor | None]:
@@ -75,7 +75,7 @@ def _with_values(
         for name, part in module._modules.items()
     }
     if isinstance(module, PyroModule):
-        # What an instance's dictionary holds, Python finds before it asks Pyro.
+        # Python finds an entry of the instance's dictionary before it calls Pyro's __getattr__.
         new.__dict__.update(
             read(module), _parameters={}, _pyro_params={}, _pyro_samples={},
             _pyro_context=_Context(),
@@ -84,7 +84,7 @@ def _with_values(
 
 
 def _stored(module: PyroModule, name: str, parameter: Tensor) -> Tensor:
-    """The param store's value, if there is one: a loaded store is newer than the module."""
+    """The param store's value if it has one, since a loaded store is newer than the module."""
     prefix = f"{module._pyro_name}." if module._pyro_name else ""
     name = prefix + name.removesuffix("_unconstrained")
     return pyro.get_param_store()._params.get(name, parameter)
@@ -94,7 +94,7 @@ def _draw(
     module: PyroModule, name: str, values: dict[str, Tensor], generator: torch.Generator | None
 ) -> Tensor:
     if not isinstance(module, Parameterized) or name not in module._guides:
-        # Annotated as PyroSamples, the values are their priors.
+        # Pyro annotates the values as PyroSamples, but stores their priors.
         prior = vars(module)["_pyro_samples"][name]
         prior = prior if hasattr(prior, "sample") else prior(module)
         return prior if isinstance(prior, Tensor) else prior.sample()
@@ -102,7 +102,7 @@ def _draw(
     arguments = {argument: values[f"{name}_{argument}"] for argument in names}
     if kind is dist.Delta:
         return arguments["map"]
-    # A normal distribution in unconstrained space, as Pyro's `Parameterized` has it.
+    # A normal distribution in unconstrained space, as in Pyro's `Parameterized`.
     loc = arguments["loc"]
     noise = torch.randn(loc.shape, dtype=loc.dtype, device=loc.device, generator=generator)
     if kind is dist.Normal:
@@ -113,7 +113,11 @@ def _draw(
 
 
 def mapped_copy(module: M, fn: Callable[[Tensor], Tensor]) -> M:
-    """Of a module that holds values: a copy with ``fn`` of each of them, and of the buffers."""
+    """A copy of a module of values, with ``fn`` applied to each value and each buffer.
+
+    :param torch.nn.Module module: Module that :func:`captured` or :func:`fixed_copy` has returned.
+    :param fn: Function of a tensor.
+    """
     new = object.__new__(type(module))
     new.__dict__.update(
         {name: fn(v) if isinstance(v, Tensor) else v for name, v in module.__dict__.items()}

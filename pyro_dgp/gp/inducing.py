@@ -16,8 +16,8 @@ __all__ = ["InducingNormal"]
 class InducingNormal(dist.MultivariateNormal):
     """q(u) = N(loc, S S^T) of whitened inducing values, with a closed-form KL to the prior.
 
-    A hidden layer's S starts near zero and is soon too ill-conditioned to be inverted, so the
-    density of a draw loc + S epsilon is computed from the epsilon that made it.
+    A hidden layer's S starts near zero and soon becomes too ill-conditioned to be inverted. The
+    density of a draw loc + S epsilon is therefore computed from its epsilon.
     """
 
     _draw: tuple[Tensor, Tensor] | None = None

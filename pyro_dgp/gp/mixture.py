@@ -23,34 +23,34 @@ __all__ = ["PredictiveMixture"]
 
 D = TypeVar("D", bound=Distribution)
 
-# Elements of a temporary array: 2^17 doubles are 1 MiB, which stays in a core's cache.
+# Elements of a temporary array: 2^17 doubles are 1 MiB, which fit a core's cache.
 _CHUNK = 2**17
-# Rows of which quantiles are sought at once.
+# Rows whose quantiles are computed at once.
 _ROWS = 512
-# Sums over a lattice of more points than this become integrals.
+# A sum over more lattice points than this is replaced by an integral.
 _MOST_LATTICE_POINTS = 4096
-# Components that smooth one another's quadrature.
+# From this number of components on, few quadrature nodes per component are enough.
 _MANY = 100
-# Numbers that show where a mixture is.
+# Smallest size of a sample from which quantiles start.
 _SAMPLE = 256
-# The golden ratio, of which multiples are spread most evenly.
+# The golden ratio, whose multiples modulo 1 are spread most evenly.
 _GOLDEN = (math.sqrt(5) - 1) / 2
-# The CRPS leaves out what lies beyond quantiles of this probability.
+# The CRPS neglects the tails beyond quantiles of this probability.
 _TAIL = 1e-5
 
 
 class PredictiveMixture(Composite):
     r"""Equal mixture :math:`\frac1S \sum_s p_s(y)` of S components.
 
-    ``log_prob`` is the joint density of a target; ``cdf``, ``icdf``, ``quantile`` and ``crps`` look
-    at each output's marginal by itself. They work through the components in chunks, so that no
-    temporary array is much larger than the components' parameters.
+    ``log_prob`` is the joint density of a target; ``cdf``, ``icdf``, ``quantile`` and ``crps`` are
+    those of each output's marginal. All process the components in chunks, so that no temporary
+    array is much larger than the components' parameters.
 
-    What a component does not have (such as the ``cdf`` of classes), the mixture does not have,
-    either: NotImplementedError.
+    A method that a component does not have (such as the ``cdf`` of classes) raises
+    NotImplementedError.
 
-    :param components: A distribution with batch shape [S, N], or [S, N, P] with ``event_dim=1``,
-        elementwise over outputs; or several with numbers of components that add up to S.
+    :param components: Components, a distribution with batch shape [S, N], or [S, N, P] with
+        ``event_dim=1``, elementwise over outputs; or several, which together have S components.
     :param int event_dim: 0 for batch shape [N]; 1 for batch shape [N] and event shape [P].
     :raises ValueError: If there is no dimension of components.
     """
@@ -85,7 +85,7 @@ class PredictiveMixture(Composite):
     def components(self) -> Distribution:
         """The components as one distribution.
 
-        :raises ValueError: If they are several, as with priors on hyperparameters.
+        :raises ValueError: If there are several distributions, as with priors on hyperparameters.
         """
         if len(self.parts) > 1:
             raise ValueError(f"The components are {len(self.parts)} distributions: see `parts`.")
@@ -93,7 +93,7 @@ class PredictiveMixture(Composite):
 
     @property
     def num_components(self) -> int:
-        """S."""
+        """Number of components S."""
         return sum(part.batch_shape[0] for part in self.parts)
 
     @property
@@ -112,23 +112,23 @@ class PredictiveMixture(Composite):
     def __getitem__(self, rows: slice | Sequence[int] | Tensor) -> "Self":
         """The distribution of some rows of the batch.
 
-        :param rows: An index into the batch's first dimension: a slice, a list or a tensor.
+        :param rows: Index into the first batch dimension: a slice, a list or a tensor.
         """
         return self._with([mapped(part, lambda t: t[:, rows]) for part in self.parts])
 
     def affine(self, loc: Tensor | float, scale: Tensor | float) -> "Self":
         """The distribution of loc + scale y.
 
-        :param loc: A number, or one per output [P].
-        :param scale: Positive, likewise.
+        :param loc: Shift, a number, or one per output [P].
+        :param scale: Positive factor, a number, or one per output [P].
         """
         return self._with([_affine(part, loc, scale) for part in self.parts])
 
     def marginal(self, output: int) -> "PredictiveMixture":
         """The distribution of one of several outputs: batch shape [N], no event shape.
 
-        :param int output: Which, from 0 to P - 1.
-        :raises ValueError: If targets have no dimension of outputs, or no such output.
+        :param int output: Index of the output, from 0 to P - 1.
+        :raises ValueError: If targets have no dimension of outputs, or there is no such output.
         """
         if not self.event_dim or not 0 <= output < self.event_shape[-1]:
             raise ValueError(
@@ -137,15 +137,15 @@ class PredictiveMixture(Composite):
         return PredictiveMixture([_output(p, output) for p in self.parts], validate_args=False)
 
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> "Self":
-        """The mixture in another dtype and on a device."""
+        """The mixture in another dtype and on another device."""
         return self._with([converted(part, dtype, torch.device(device)) for part in self.parts])
 
     def drawn(self, generator: torch.Generator | None = None) -> "Self":
-        """The mixture with components in closed form in place of integrals, where draws give them.
+        """The mixture with closed-form components in place of integrals, by draws, where possible.
 
-        Of many components it is as good an estimate, and much faster to work with.
+        With many components it is as good an estimate, and its methods are much faster.
 
-        :param torch.Generator generator: Source of the draws; None for torch's global one.
+        :param torch.Generator generator: Source of the draws; None for torch's global generator.
         """
         return self._with(
             [p.drawn(generator) if isinstance(p, Marginal) else p for p in self.parts]
@@ -153,19 +153,19 @@ class PredictiveMixture(Composite):
 
     @property
     def mean(self) -> Tensor:
-        """[N] or [N, P]."""
+        """Mean of the targets, [N] or [N, P]."""
         return self._total(lambda p: p.mean) / self.num_components
 
     @property
     def variance(self) -> Tensor:
-        """By the law of total variance: mean of the variances plus variance of the means."""
+        """Variance of the targets, [N] or [N, P], by the law of total variance."""
         mean = self.mean
         total = self._total(lambda p: p.variance + (p.mean - mean).square())
         return total / self.num_components
 
     @property
     def probs(self) -> Tensor:
-        """Probabilities of classes, [N, C], or of a 1, [N]."""
+        """Probabilities of the classes, [N, C], or of a 1, [N]."""
         given = [getattr(part, "probs", None) for part in self.parts]
         found = [p.sum(0) for p in given if p is not None]
         if len(found) < len(given):
@@ -173,7 +173,7 @@ class PredictiveMixture(Composite):
         return _sum(found) / self.num_components
 
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """``sample_shape`` + [N] or [N, P]; outputs of one target share their component."""
+        """Draws, ``sample_shape`` + [N] or [N, P]; a target's outputs share their component."""
         shape = torch.Size(sample_shape) + self.batch_shape
         index = torch.randint(self.num_components, shape)
         batch = torch.meshgrid(*map(torch.arange, self.batch_shape), indexing="ij")
@@ -191,8 +191,8 @@ class PredictiveMixture(Composite):
     def log_prob(self, value: Tensor) -> Tensor:
         """Log density (or log probability) of a target.
 
-        :param torch.Tensor value: [..., N] or [..., N, P].
-        :returns: [..., N].
+        :param torch.Tensor value: Targets, [..., N] or [..., N, P].
+        :returns: Log densities, [..., N].
         """
         if self._validate_args:
             self._validate_sample(value)
@@ -234,7 +234,7 @@ class PredictiveMixture(Composite):
             return torch.cat([self[rows].icdf(p_rows) for rows, p_rows in found], dim)
         if not self._is_coarse:
             return self._inverse(self.cdf, p, *bracket(self.cdf, p))
-        # With few nodes in each component up to a thousandth, then exactly from there.
+        # First with few nodes per component, to a relative error of 1e-3, then exactly from there.
         x = self._inverse(self._score_cdf, p, *bracket(self._score_cdf, p), 1e-3)
         width = 1e-3 * x.abs() + (1e-6 if self.lattice is None else self.lattice[1])
         return self._inverse(self.cdf, p, *bracket(self.cdf, p, x, width))
@@ -242,7 +242,7 @@ class PredictiveMixture(Composite):
     def quantile(self, q: Tensor | float) -> Tensor:
         """Quantiles of each output's marginal.
 
-        :param q: A probability, or a tensor of probabilities of any shape.
+        :param q: Probability, or a tensor of probabilities of any shape.
         :returns: ``q.shape`` + [N] or [N, P].
         :raises ValueError: If a probability is not strictly between 0 and 1.
         """
@@ -252,12 +252,12 @@ class PredictiveMixture(Composite):
     def crps(self, value: Tensor) -> Tensor:
         r"""Continuous ranked probability score of each output's marginal; smaller is better.
 
-        For normal components in closed form, all pairs of them or enough (see
-        :mod:`~pyro_dgp.gp.crps`); for others by an integral over the distribution function; for
-        targets on a lattice, such as counts, by its sum.
+        For normal components in closed form, by all pairs of them or by enough (see
+        :mod:`~pyro_dgp.gp.crps`); for other components by an integral over the distribution
+        function; for targets on a lattice, such as counts, by a sum.
 
-        :param torch.Tensor value: [..., N] or [..., N, P].
-        :returns: The shape of ``value``, in its units.
+        :param torch.Tensor value: Targets, [..., N] or [..., N, P].
+        :returns: Scores, of the shape and in the units of ``value``.
         """
         if self._validate_args:
             self._validate_sample(value)
@@ -286,7 +286,7 @@ class PredictiveMixture(Composite):
 
     @property
     def lattice(self) -> tuple[float, float] | None:
-        """An origin and a step, if targets lie on origin + step k and have probabilities."""
+        """Origin and step, if targets lie on origin + step k and have probabilities; else None."""
         part = self.parts[0]
         integers = part.support is not None and part.support.is_discrete
         return getattr(part, "lattice", (0.0, 1.0) if integers else None)
@@ -305,7 +305,7 @@ class PredictiveMixture(Composite):
         return value.unsqueeze(-1 - len(shape))
 
     def _chunks(self, parts: Sequence[D], size: int = 0) -> Iterator[D]:
-        """Some components at a time, few enough that those times ``size`` elements are small."""
+        """A few components at a time, so that an array of them by ``size`` elements is small."""
         size = max(size, (self.batch_shape + self.event_shape).numel())
         for part in parts:
             nodes = getattr(part, "num_nodes", 1)
@@ -331,11 +331,11 @@ class PredictiveMixture(Composite):
 
     @property
     def _is_coarse(self) -> bool:
-        """Whether components are so many that few nodes in each will do."""
+        """Whether there are so many components that a few nodes in each are enough."""
         return self.num_components >= _MANY and hasattr(self.parts[0], "coarse_cdf")
 
     def _score_cdf(self, value: Tensor) -> Tensor:
-        """:meth:`cdf`, coarser in each of many components, where scores need it at many points."""
+        """:meth:`cdf`, coarser in each of many components, for scores, which need many points."""
         if not self._is_coarse:
             return self.cdf(value)
         return self._average(self.parts, value, lambda p, y: getattr(p, "coarse_cdf", p.cdf)(y))
@@ -373,17 +373,18 @@ class PredictiveMixture(Composite):
 
 
 def sorted_sample(normal: Normal) -> Tensor:
-    """Numbers of each of some normal distributions, evenly through it, in order.
+    """A sorted, evenly spread sample of an equal mixture of normals.
 
-    :param normal: Batch shape [S, N] or [S, N, P].
-    :returns: [at least ``_SAMPLE``, N] or [..., N, P], as many of each component.
+    :param normal: Components, batch shape [S, N] or [S, N, P].
+    :returns: At least ``_SAMPLE`` numbers per row, [..., N] or [..., N, P], the same number from
+        each component.
     """
     each = math.ceil(_SAMPLE / len(normal.loc))
     loc, scale = (t.repeat(each, *[1] * (t.dim() - 1)) for t in (normal.loc, normal.scale))
-    # A low-discrepancy sequence: neighbours, which may be alike, lie far apart in it.
+    # A low-discrepancy sequence: neighbouring components, which may be alike, get distant values.
     u = (torch.arange(len(loc), dtype=torch.float64, device=loc.device) + 0.5) * _GOLDEN % 1
     z = torch.special.ndtri(u).to(loc).reshape(-1, *[1] * (loc.dim() - 1))
-    # The last dimension is sorted much faster.
+    # Sorting is much faster along the last dimension.
     return (loc + z * scale).movedim(0, -1).contiguous().sort(-1).values.movedim(-1, 0)
 
 
@@ -412,9 +413,9 @@ class _Affine(Composite):
     def lattice(self) -> tuple[float, float] | None:
         lattice = getattr(self.base, "lattice", None)
         if lattice is None or torch.as_tensor(self.loc + self.scale).numel() > 1:
-            return None  # there is none, or not one for all outputs
+            return None  # there is none, or it differs between outputs
         found = self.loc + self.scale * lattice[0], self.scale * lattice[1]
-        # Decimals, as which targets were written, without what standardising has left.
+        # Decimal numbers, as the targets were written, without the rounding of standardisation.
         origin, step = (float(f"{float(v):.12g}") for v in found)
         return origin, step
 
@@ -438,12 +439,12 @@ class _Affine(Composite):
 
     def log_prob(self, value: Tensor) -> Tensor:
         log_prob = self.base.log_prob(self._back(value))
-        # Probabilities stay as they are, densities are per unit.
+        # Densities are per unit of y; probabilities are not.
         per_unit = log_prob - torch.as_tensor(self.scale).log()
         return torch.where(self.has_mass(value), log_prob, per_unit)
 
     def has_mass(self, value: Tensor) -> Tensor:
-        """Whether ``log_prob`` is that of a probability at a value."""
+        """Whether ``log_prob`` at a value is the logarithm of a probability, not of a density."""
         value = self._back(value)
         if isinstance(self.base, Marginal | _Affine):
             return self.base.has_mass(value)
@@ -464,20 +465,20 @@ def _normal_erf(component: Normal, y: Tensor) -> Tensor:
 
 
 def _normal_density(component: Normal, y: Tensor) -> Tensor:
-    """Without the root of 2 pi; powers of 2 are faster than exponentials."""
+    """The density times the root of 2 pi; powers of 2 are faster than exponentials."""
     inverse = component.scale.reciprocal()
     z = (y - component.loc).mul_(math.sqrt(0.5 / math.log(2)) * inverse)
     return z.square_().neg_().exp2_().mul_(inverse)
 
 
 def _output(part: Distribution, output: int) -> Distribution:
-    """Of a batch [S, N, P] the part [S, N] of one output."""
+    """The distribution [S, N] of one output of a batch [S, N, P]."""
     if isinstance(part, _Affine):
         loc, scale = (
             v[output] if isinstance(v, Tensor) and v.dim() else v for v in (part.loc, part.scale)
         )
         return _Affine(_output(part.base, output), loc, scale, validate_args=False)
-    # By position: what is held may have dimensions of its own at the end.
+    # By position, since parameters may have further dimensions at the end.
     where = (slice(None),) * (len(part.batch_shape) - 1) + (output,)
     return mapped(part, lambda t: t[where])
 

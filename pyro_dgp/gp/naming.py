@@ -1,4 +1,4 @@
-"""One name a model in Pyro's param store, where modules of one name would share parameters."""
+"""One name per model in Pyro's param store, where modules of one name would share parameters."""
 
 import copy
 import weakref
@@ -17,11 +17,11 @@ __all__ = ["UniquelyNamed"]
 
 
 class UniquelyNamed(PyroModule):
-    """A root module whose name no other one of the process has, copies included.
+    """A root module with a name that is unique in the process, also among copies.
 
-    :param str name: The prefix of its sites and parameters; None for ``dgp``, ``dgp2`` and so on.
-        Where Pyro's param store has parameters of that name (it has been loaded, for instance),
-        :meth:`_go_on_from_store` takes their values.
+    :param str name: Prefix of the names of its sites and parameters; None for ``dgp``, ``dgp2`` and
+        so on. If Pyro's param store already has parameters of that name (after it has been loaded,
+        for instance), a subclass takes their values with :meth:`_go_on_from_store`.
     """
 
     def __init__(self, name: str | None = None) -> None:
@@ -34,7 +34,7 @@ class UniquelyNamed(PyroModule):
         return self._pyro_name
 
     def _pyro_set_supermodule(self, name: str, context: Any) -> None:
-        # Two larger modules that call their part `dgp` must not share its parameters.
+        # Two larger modules with a submodule `dgp` each must not share its parameters.
         super()._pyro_set_supermodule(self._pyro_name, context)
 
     def __deepcopy__(self, memo: dict) -> "Self":
@@ -53,12 +53,12 @@ class UniquelyNamed(PyroModule):
         self._take_own_name()
 
     def _go_on_from_store(self) -> None:
-        """Parameters take the values that the param store has for them, and their places there.
+        """Copies the values of parameters from the param store, and registers these in their place.
 
-        Pyro registers a module's parameters at their first use, and where the store has others of
-        these names, optimisers train those, but the module computes with its own.
+        Pyro registers a module's parameters at their first use. If the store already has others of
+        the same names, optimisers would train those, while the module computes with its own.
 
-        :raises ValueError: If shapes disagree; then nothing is changed.
+        :raises ValueError: If shapes differ; nothing is changed then.
         """
         store = pyro.get_param_store()
         stored = dict(store.named_parameters())

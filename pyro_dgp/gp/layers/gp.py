@@ -34,24 +34,24 @@ class GPLayer(Layer, VariationalSparseGP):
     draws the output. Without ``mixing`` the GPs are the outputs.
 
     The square roots ``u_scale_tril`` are lower triangular with entries of either sign, as in the
-    paper's experiments: S S^T does not see the sign of a column, and a variance that starts near
-    zero can grow at the pace of an additive step.
+    paper's experiments: S S^T does not depend on the sign of a column, and a variance that starts
+    near zero can grow as fast as the optimiser's additive steps.
 
     Source: Rudner et al. (2021), section 2.1 and appendix "Linear projections between layers".
 
     :param ~pyro.contrib.gp.kernels.Kernel kernel: Covariance function over D_in inputs; priors on
-        its hyperparameters (``PyroSample``) are honoured.
+        its hyperparameters (``PyroSample``) are taken into account.
     :param torch.Tensor Xu: Initial inducing inputs, [M, D_in].
-    :param int num_gps: R.
-    :param torch.Tensor mixing: P, [width, R], fixed; None for width = R without mixing.
-    :param torch.Tensor linear_mean: A, [width, D_in], fixed; None for no linear mean.
+    :param int num_gps: Number of GPs R.
+    :param torch.Tensor mixing: Fixed matrix P, [width, R]; None for width = R without mixing.
+    :param torch.Tensor linear_mean: Fixed matrix A, [width, D_in]; None for no linear mean.
     :param float u_scale: Initial standard deviation of the inducing values.
     :param float jitter: Relative jitter of the inducing inputs' kernel matrix.
-    :param str function_draws: Whether the samples of a datum, as a hidden layer, see
-        "independent" draws from the marginals of q(g), as in the paper, or the values of one
-        "shared" draw of the function, with which importance weights bound the evidence.
-    :param int num_features: Random features of such a draw, an even number.
-    :raises ValueError: If the shapes do not fit one another, or an option is out of range.
+    :param str function_draws: Draws of a hidden layer for the samples of a datum: "independent"
+        for independent draws from the marginals of q(g), as in the paper, or "shared" for the
+        values of a single draw of the function, with which importance weights bound the evidence.
+    :param int num_features: Number of random features of a shared draw, even.
+    :raises ValueError: If the shapes do not fit together, or an option is out of range.
     :raises NotImplementedError: If functions of the kernel cannot be drawn.
     """
 
@@ -106,7 +106,7 @@ class GPLayer(Layer, VariationalSparseGP):
             jitter=jitter,
         )  # fmt: skip
         self.input_dim, self.noise_dim = Xu.shape[1], num_gps
-        del self.X  # VariationalSparseGP's own training inputs; here every call has its inputs
+        del self.X  # the training inputs of a VariationalSparseGP; here they are arguments
         self.u_scale_tril = constrained(
             u_scale * torch.eye(len(Xu)).to(Xu).repeat(num_gps, 1, 1), lower_triangular
         )
@@ -126,7 +126,8 @@ class GPLayer(Layer, VariationalSparseGP):
         """
         if self.mixing is not None:
             raise ValueError(
-                "The last layer's GPs are the outputs: build it without `mixing`, one GP an output."
+                "The last layer's GPs are the outputs: build it without `mixing`, with a GP per "
+                "output."
             )
 
     @property
@@ -136,7 +137,7 @@ class GPLayer(Layer, VariationalSparseGP):
 
     @property
     def num_gps(self) -> int:
-        """R."""
+        """Number of GPs R."""
         return self.latent_shape[0]
 
     @pyro_method
@@ -147,7 +148,7 @@ class GPLayer(Layer, VariationalSparseGP):
             prior = dist.Normal(torch.zeros_like(self.u_loc), 1.0).to_event(2)
             return pyro.sample(self._pyro_get_fullname("u"), prior)
 
-    # Pyro's class returns nothing here, and takes `full_cov` in forward; these are a Layer's.
+    # guide and forward have the signatures of a Layer: Pyro's return nothing and take `full_cov`.
     @pyro_method
     def guide(self) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The guide's global sites, in the same order."""
@@ -167,7 +168,7 @@ class GPLayer(Layer, VariationalSparseGP):
     ) -> tuple[Tensor, Tensor]:
         """Marginals q(g(h)) of the R GPs; hyperparameters with a prior come from their guide.
 
-        :param torch.Tensor h: Inputs, [..., B, D_in]; any leading shape, none included.
+        :param torch.Tensor h: Inputs, [..., B, D_in], with any number of leading dimensions.
         :returns: Means and variances, [..., B, R] each; variances are at least the jitter.
         """
         with in_mode(self, "guide"):
@@ -176,25 +177,25 @@ class GPLayer(Layer, VariationalSparseGP):
         return loc, torch.maximum(var, self.jitter * prior.detach())
 
     def conditional(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Means and variances of the R GPs, which may be slightly negative by rounding.
+        """Means and variances of the R GPs; variances may be slightly negative by rounding.
 
-        :param torch.Tensor h: [..., B, D_in].
-        :returns: Both [..., B, R], and the prior's variances, [..., B, 1].
+        :param torch.Tensor h: Inputs, [..., B, D_in].
+        :returns: Means and variances, [..., B, R] each, and the prior's variances, [..., B, 1].
         """
         Luu, m, S = self._cholesky(), self.u_loc, self.u_scale_tril
         return self._at(h, lambda Kfu, Kff: whitened_conditional(Luu, Kfu, Kff, m, S))
 
     def prepared(self) -> "GPLayer":
-        """Also without derivatives."""
+        """The layer with factors that are computed once, and without derivatives."""
         given = WhitenedConditional(self._cholesky(), self.u_loc, self.u_scale_tril)
         return self.with_conditional(lambda h: self._at(h, given))
 
     def with_conditional(
         self, conditional: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
     ) -> "GPLayer":
-        """The layer with another function in the place of :meth:`conditional`.
+        """The layer with another function in place of :meth:`conditional`.
 
-        :param conditional: With the same argument and results.
+        :param conditional: Function with the same argument and results.
         """
         new = object.__new__(type(self))
         vars(new).update(vars(self), conditional=conditional)
@@ -217,8 +218,8 @@ class GPLayer(Layer, VariationalSparseGP):
     def marginal(self, h: Tensor) -> tuple[Tensor, Tensor]:
         """Marginal means and variances of the output A h + P g(h).
 
-        :param torch.Tensor h: [..., B, D_in].
-        :returns: [..., B, width] each.
+        :param torch.Tensor h: Inputs, [..., B, D_in].
+        :returns: Means and variances, [..., B, width] each.
         """
         loc, var = self(h)
         if self.mixing is not None:
@@ -228,9 +229,10 @@ class GPLayer(Layer, VariationalSparseGP):
     def propagate(self, h: Tensor, noise: Tensor | None) -> Tensor:
         """The paper's reparameterisation: A h + P (loc(h) + epsilon sqrt(var(h))).
 
-        :param torch.Tensor h: [..., B, D_in].
-        :param torch.Tensor noise: epsilon, [..., B, R].
-        :returns: [..., B, width].
+        :param torch.Tensor h: Inputs, [..., B, D_in].
+        :param torch.Tensor noise: Values of epsilon, [..., B, R].
+        :returns: Outputs, [..., B, width].
+        :raises ValueError: If there is no noise.
         """
         if noise is None:
             raise ValueError("A GPLayer needs noise, the values of epsilon.")
@@ -239,10 +241,10 @@ class GPLayer(Layer, VariationalSparseGP):
 
     @pyro_method
     def model_local(self, h: Tensor) -> Tensor:
-        """Draws the output in the data plate, from the marginals or from one function a datum.
+        """Draws the output in the data plate, from the marginals or from one function per datum.
 
-        :param torch.Tensor h: [..., B, D_in].
-        :returns: [..., B, width].
+        :param torch.Tensor h: Inputs, [..., B, D_in].
+        :returns: Outputs, [..., B, width].
         """
         frequencies = self.frequencies
         if frequencies is None:
@@ -252,11 +254,11 @@ class GPLayer(Layer, VariationalSparseGP):
     def drawn_function(self, h: Tensor, noise: Tensor, frequencies: Tensor) -> Tensor:
         """A h + P g(h) for functions g drawn from q; see :mod:`pyro_dgp.gp.pathwise`.
 
-        :param torch.Tensor h: [..., B, D_in].
-        :param torch.Tensor noise: Standard normal draws, [..., B, (F + M) R], of one function each;
-            with 1 for B where all rows are of one function.
-        :param torch.Tensor frequencies: Of the prior's features, [F / 2, D_in].
-        :returns: [..., B, width].
+        :param torch.Tensor h: Inputs, [..., B, D_in].
+        :param torch.Tensor noise: Standard normal draws, [..., B, (F + M) R], one vector per
+            function; with 1 in place of B if one function has all rows.
+        :param torch.Tensor frequencies: Frequencies of the prior's features, [F / 2, D_in].
+        :returns: Outputs, [..., B, width].
         """
         with in_mode(self, "guide"):
             kernel, Xu, u_loc, u_scale_tril = self.kernel, self.Xu, self.u_loc, self.u_scale_tril
@@ -270,7 +272,10 @@ class GPLayer(Layer, VariationalSparseGP):
         return self._mix(g, h)
 
     def function_noise_dim(self, num_features: int) -> int:
-        """Standard normal variables that a function is made of, (F + M) R."""
+        """Number of standard normal variables that determine a drawn function, (F + M) R.
+
+        :param int num_features: Number of random features F.
+        """
         return (num_features + self.u_loc.shape[1]) * self.num_gps
 
     def _sample_noise(self, like: Tensor) -> Tensor | None:
@@ -282,7 +287,7 @@ class GPLayer(Layer, VariationalSparseGP):
         dim = self.function_noise_dim(2 * len(frequencies))
         standard = dist.Normal(like.new_zeros(dim), 1.0).to_event(1)
         name = self._pyro_get_fullname("function_noise")
-        # Pyro allows keys beside its own.
+        # Pyro allows other keys than those of its annotation.
         infer = {"shared": True}
         return pyro.sample(name, standard, infer=infer)  # pyright: ignore[reportArgumentType]
 
