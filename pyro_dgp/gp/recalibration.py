@@ -1,4 +1,4 @@
-"""Predictive distributions whose distribution function is recalibrated by one number."""
+"""Predictive distributions that are recalibrated by one parameter."""
 
 import functools
 import math
@@ -18,21 +18,21 @@ from pyro_dgp.gp.transformed import transformed_moments
 
 __all__ = ["Recalibrated", "best_exponent", "moments_about"]
 
-# Rows at a time, where there are hundreds of points a row.
+# Rows that are processed at once, with hundreds of points per row.
 _ROWS = 512
 # Elements of a temporary array of scores.
 _CHUNK = 2**20
-# Moments and samples leave out what lies beyond quantiles of this probability.
+# Moments and samples neglect the tails beyond quantiles of this probability.
 _MOMENT_TAIL = 1e-9
-# Of F, a sum of many terms, nearer to 0 or 1 than any of its errors.
+# Smallest distance of F from 0 and 1 in the search for tails.
 _SAFE_TAIL = 1e-12
-# Rounds of points for moments and samples.
+# Number of refinements of the points for moments and samples.
 _ROUNDS = 3
-# A rule that misses known moments by more does not do for others.
+# A quadrature rule with a larger error for known moments is not used for others.
 _OFF_MOMENTS = 1e-5
-# How exact the probabilities of samples are.
+# Tolerance of the probabilities of samples.
 _SAMPLE_TOLERANCE = 1e-6
-# How far from a lattice's point a value may be, in steps.
+# Largest distance of a value from a lattice point, in steps.
 _OFF = 0.1
 
 
@@ -48,9 +48,10 @@ class Recalibrated(Derived[PredictiveMixture]):
     pool, there by a beta distribution function; Platt (1999) for this one, of which density and
     inverse are closed, without his intercept.
 
-    :param PredictiveMixture base: F, of one target a row: batch shape [N], ``event_dim=0``.
-        Components with mass at a point off a lattice, as zero-inflated ones, are not supported.
-    :param float exponent: k.
+    :param PredictiveMixture base: Predictive distribution F, with one target per row: batch shape
+        [N], ``event_dim=0``. Components with a point mass off a lattice, such as zero-inflated
+        ones, are not supported.
+    :param float exponent: Exponent k.
     :raises ValueError: If targets have a dimension of outputs, or k is not positive and finite.
     """
 
@@ -59,7 +60,7 @@ class Recalibrated(Derived[PredictiveMixture]):
     ) -> None:
         if base.event_dim:
             raise ValueError(
-                f"base needs one target a row, but its event shape is {tuple(base.event_shape)}."
+                f"base needs one target per row, but its event shape is {tuple(base.event_shape)}."
             )
         if not 0 < exponent < math.inf:
             raise ValueError(f"exponent must be positive and finite, but it is {exponent}.")
@@ -72,35 +73,36 @@ class Recalibrated(Derived[PredictiveMixture]):
 
     @property
     def lattice(self) -> tuple[float, float] | None:
-        """An origin and a step, if targets lie on origin + step k and have probabilities."""
+        """Origin and step, if targets lie on origin + step k and have probabilities; else None."""
         return self.base.lattice
 
     def affine(self, loc: Tensor | float, scale: Tensor | float) -> "Recalibrated":
         """The distribution of loc + scale y.
 
-        :param loc: A number.
-        :param scale: A positive number.
+        :param loc: Shift, a number.
+        :param scale: Factor, a positive number.
         """
         return self._with(self.base.affine(loc, scale))
 
     @property
     def mean(self) -> Tensor:
-        """[N]; see :attr:`variance`."""
+        """Mean of the targets, [N]; see :attr:`variance`."""
         return self._moments[0]
 
     @property
     def variance(self) -> Tensor:
-        """[N]; like the mean a sum over the lattice, or an integral by Gauss's or Simpson's rule.
+        """Variance of the targets, [N].
 
+        Like the mean, it is a sum over the lattice, or an integral by Gauss's or Simpson's rule.
         For smooth F and k >= 0.5 the errors of the mean and of the standard deviation are below
-        1e-3 standard deviations, and mostly far below. Tails beyond 1e-9 are cut off.
+        1e-3 standard deviations, and mostly far below. The tails beyond 1e-9 are neglected.
         """
         return self._moments[1]
 
     def cdf(self, value: Tensor) -> Tensor:
-        """G(F(value)); the shape of ``value``.
+        """P(target <= value), G(F(value)); the shape of ``value``.
 
-        :param torch.Tensor value: [..., N].
+        :param torch.Tensor value: Values of the target, [..., N].
         """
         base = self._exact
         return self._like_base(_recalibrated(base.cdf(value), self.exponent))
@@ -117,14 +119,14 @@ class Recalibrated(Derived[PredictiveMixture]):
         if not bool(((p > 0) & (p < 1)).all()):
             raise ValueError("Probabilities must lie strictly between 0 and 1.")
         u = _recalibrated(p, 1 / self.exponent)
-        # Rounding may have brought it to an end.
+        # Rounding may have made it 0 or 1.
         u = u.clamp(torch.finfo(u.dtype).tiny, 1 - torch.finfo(u.dtype).eps / 2)
         return self._like_base(base.icdf(u))
 
     def quantile(self, q: Tensor | float) -> Tensor:
         """Quantiles.
 
-        :param q: A probability, or a tensor of probabilities of any shape.
+        :param q: Probability, or a tensor of probabilities of any shape.
         :returns: ``q.shape`` + [N].
         :raises ValueError: If a probability is not strictly between 0 and 1.
         """
@@ -137,11 +139,12 @@ class Recalibrated(Derived[PredictiveMixture]):
         .. math:: \log p(y) + \log k + (k - 1) (\log u + \log(1 - u))
             - 2 \log\!\big(u^k + (1 - u)^k\big), \qquad u = F(y)
 
-        Of normal components u and 1 - u are exact however far in the tails; of others they are no
-        less than half of a double's epsilon. On a lattice, a value off it has the base's.
+        For normal components, u and 1 - u are exact even far in the tails; for others they are at
+        least half of a double's epsilon. If there is a lattice, a value off it has the log
+        probability of the base.
 
-        :param torch.Tensor value: [..., N].
-        :returns: [..., N].
+        :param torch.Tensor value: Targets, [..., N].
+        :returns: Log densities or log probabilities, [..., N].
         """
         if self._validate_args:
             self._validate_sample(value)
@@ -157,10 +160,10 @@ class Recalibrated(Derived[PredictiveMixture]):
     def crps(self, value: Tensor) -> Tensor:
         """Continuous ranked probability score; smaller is better.
 
-        By an integral over the distribution function, or by a sum on a lattice.
+        It is computed by an integral over the distribution function, or by a sum on a lattice.
 
-        :param torch.Tensor value: [..., N].
-        :returns: [..., N], in units of ``value``.
+        :param torch.Tensor value: Targets, [..., N].
+        :returns: Scores, [..., N], in units of ``value``.
         """
         if self._validate_args:
             self._validate_sample(value)
@@ -171,14 +174,14 @@ class Recalibrated(Derived[PredictiveMixture]):
 
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """``sample_shape`` + [N]: quantiles of uniform numbers, exact to a millionth."""
+        """Draws, ``sample_shape`` + [N]: quantiles of uniform numbers, exact to 1e-6."""
         shape = torch.Size(sample_shape) + self.batch_shape
         p = torch.rand(shape, dtype=torch.float64).to(self.base._tensor(0.0).device)
         return self._like_base(self._with(self._exact)._by_rows(_quantiles, p))
 
     @property
     def _exact(self) -> PredictiveMixture:
-        """The base in double precision, as G stretches F where it is nearly 1."""
+        """The base in double precision, because G magnifies errors of F near 1."""
         like = self.base._tensor(0.0)
         double = like.dtype == torch.float64
         return self.base if double else self.base.to(torch.float64, like.device)
@@ -190,7 +193,7 @@ class Recalibrated(Derived[PredictiveMixture]):
         return Recalibrated(base, self.exponent, validate_args=False)
 
     def _score_cdf(self, value: Tensor) -> Tensor:
-        """:meth:`cdf`, with the base's coarser one where it has that."""
+        """:meth:`cdf`, by the base's coarser one if it has that."""
         return _recalibrated(self.base._score_cdf(value), self.exponent)
 
     def _log_probability(
@@ -198,14 +201,14 @@ class Recalibrated(Derived[PredictiveMixture]):
     ) -> Tensor:
         """log(G(F(y)) - G(F(y - step))) for y on the lattice."""
         log_p = base.log_prob(y)
-        # Half a step from points, where rounding does not matter.
+        # Half a step from the lattice points, where rounding does not matter.
         low, high = base.cdf(y - 0.5 * step), base.cdf(y + 0.5 * step)
-        # In the upper half by 1 - F, of which G is the same function: what lies beyond y, and with
-        # the probability of y.
+        # In the upper half with 1 - F in place of F, for which G is the same function: the tail
+        # beyond y, without and with the probability of y.
         beyond = torch.where(high > 0.5, 1 - high, low).clamp_min(0)
         p = _recalibrated(beyond + log_p.exp(), self.exponent)
         p = p - _recalibrated(beyond, self.exponent)
-        # Where that underflows, nearly all of a tail is at its first point, with p^k.
+        # Where this underflows, the first point has nearly all of the tail, and probability p^k.
         tiny = torch.finfo(y.dtype).tiny
         found = torch.where(p > tiny, p.clamp_min(tiny).log(), self.exponent * log_p)
         k = (y - origin) / step
@@ -217,7 +220,7 @@ class Recalibrated(Derived[PredictiveMixture]):
         return self._like_base(self._with(self._exact)._by_rows(lambda d, _: _moments(d)))
 
     def _by_rows(self, fn: Callable[..., Tensor], value: Tensor | None = None) -> Tensor:
-        """``fn`` of this distribution and of a value [..., N], some rows at a time."""
+        """``fn`` of this distribution and of a value [..., N], a few rows at a time."""
         if len(self.batch_shape) != 1 or self.batch_shape[0] <= _ROWS:
             return fn(self, value)
         found = []
@@ -230,15 +233,17 @@ class Recalibrated(Derived[PredictiveMixture]):
 def best_exponent(
     cdf: Tensor, observed: Tensor, width: Tensor, candidates: Sequence[float] | None = None
 ) -> float:
-    r"""The exponent with which held-out rows have the smallest mean CRPS.
+    r"""The exponent with the smallest mean CRPS of held-out rows.
 
     The CRPS is :math:`\sum_g w_g (G(F_{ng}) - 1\{y_n \le x_g\})^2`. The exponent is 1 unless
-    another's is smaller by more than a standard error of the mean difference over rows.
+    another exponent's is smaller by more than the standard error of the mean difference over rows.
 
-    :param torch.Tensor cdf: F of n rows at points x_g, [n, G].
-    :param torch.Tensor observed: Whether :math:`y_n \le x_g`, [n, G].
-    :param torch.Tensor width: Weights w of a quadrature, [G], or [n, G] with those of rows.
-    :param candidates: Exponents; None for 25 from 0.5 to 2.5, evenly spaced in their logarithms.
+    :param torch.Tensor cdf: Values of F of n rows at points :math:`x_g`, [n, G].
+    :param torch.Tensor observed: Indicators of :math:`y_n \le x_g`, [n, G].
+    :param torch.Tensor width: Quadrature weights w, [G], or [n, G] if they differ between rows.
+    :param candidates: Exponents to compare; None for 25 from 0.5 to 2.5, evenly spaced in their
+        logarithms.
+    :returns: The exponent.
     :raises ValueError: If shapes do not agree, there are no rows, or F is not between 0 and 1.
     """
     if (
@@ -265,14 +270,14 @@ def best_exponent(
     scores = torch.cat(found, 1)
     best = int(scores.mean(1).argmin())
     gain = scores[0] - scores[best]
-    # Of one row, nobody knows it: not a number, and 1 stays.
+    # A single row has no standard error: NaN, so that the exponent stays 1.
     error = gain.std() / math.sqrt(len(gain)) if len(gain) > 1 else math.nan
     return float(exponents[best]) if bool(gain.mean() > error) else 1.0
 
 
 def _recalibrated(u: Tensor, exponent: float) -> Tensor:
     """G(u), by the odds of the smaller of u and 1 - u, which cannot overflow."""
-    # Sums that should be 1 are a little more.
+    # By rounding, a sum that should be 1 may be slightly more.
     u = u.clamp(0, 1)
     smaller = torch.minimum(u, 1 - u)
     odds = (smaller / (1 - smaller)).pow(exponent)
@@ -283,7 +288,7 @@ def _log_tails(base: PredictiveMixture, y: Tensor) -> tuple[Tensor, Tensor]:
     """log F(y) and log(1 - F(y)), finite."""
     normal = base._normal
     if normal is None:
-        # Most distribution functions are off by a rounding error of 1, in both tails.
+        # In both tails, most distribution functions have the rounding error of a number near 1.
         F, least = base.cdf(y), 0.5 * torch.finfo(y.dtype).eps
         return F.clamp_min(least).log(), (1 - F).clamp_min(least).log()
     value, dim = base._beside_components(y), -1 - len(base.batch_shape)
@@ -298,7 +303,7 @@ def _log_tails(base: PredictiveMixture, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _ends(d: Recalibrated, tail: float) -> tuple[Tensor, Tensor]:
-    """Between which lies all but a tail at each side, [N] and [N]."""
+    """Lower and upper ends with a probability ``tail`` beyond each, [N] and [N]."""
     u = d.base._tensor(torch.tensor([tail, 1 - tail], dtype=torch.float64))
     u = _recalibrated(u, 1 / d.exponent).clamp(_SAFE_TAIL, 1 - _SAFE_TAIL)
     p = u.reshape(2, *[1] * len(d.batch_shape)).expand(2, *d.batch_shape)
@@ -310,7 +315,7 @@ def _ends(d: Recalibrated, tail: float) -> tuple[Tensor, Tensor]:
 def _lattice_ends(
     lattice: tuple[float, float], low: Tensor, high: Tensor
 ) -> tuple[int, int] | None:
-    """The first and the last k, if they are not too far apart."""
+    """The first and the last k, or None if they are too far apart."""
     origin, step = lattice
     first = math.floor((low.min() - origin) / step)
     last = math.ceil((high.max() - origin) / step)
@@ -330,8 +335,8 @@ def _crps(d: Recalibrated, y: Tensor) -> Tensor:
 def _points(d: Recalibrated) -> tuple[Tensor, Tensor]:
     """Points and the distribution function there, [G, N] and [G, N].
 
-    They come to be as dense as the density's cube root, which is best for squared distances.
-    Source: Panter and Dite (1951).
+    Their density is that of the cube root of the probability density, which is best for squared
+    errors. Source: Panter and Dite (1951).
     """
     low, high = _ends(d, _MOMENT_TAIL)
     x = torch.linspace(0, 1, 48, dtype=low.dtype, device=low.device)
@@ -378,7 +383,7 @@ def _moments_on_lattice(
 
 
 def _moments_by_rounds(d: Recalibrated) -> Tensor:
-    """By Simpson's rule between points that come to be where they are needed."""
+    """Mean and variance, [2, N], by Simpson's rule between refined points."""
     c, first, second = moments_about(d, lambda x: (x, 1.0))
     return torch.stack([c + first, second - first.square()])
 
@@ -393,9 +398,9 @@ def moments_about(
 
     where integrals of G below and of 1 - G above do not cancel.
 
-    :param Recalibrated d: Batch shape [N].
-    :param h: Gives values and derivatives.
-    :returns: c and the moments, [N] each.
+    :param Recalibrated d: Distribution with batch shape [N].
+    :param h: Function that returns the values and the derivatives of h.
+    :returns: c and the two moments, [N] each.
     """
     x, G = _points(d)
     i = (G < 0.5).sum(0, keepdim=True).clamp_max(len(x) - 1)
@@ -414,7 +419,7 @@ def moments_about(
 
 
 def _quantiles(d: Recalibrated, p: Tensor) -> Tensor:
-    """Many quantiles of each row, [..., N], from near points of a table."""
+    """Many quantiles of each row, [..., N], starting from a table of G."""
     x, G = _points(d)
     p = torch.minimum(torch.maximum(p, G[0]), G[-1])
     _, low, high, _, _ = _interval(G, x, G, p.reshape(-1, *d.batch_shape))

@@ -16,7 +16,7 @@ from pyro_dgp.gp.likelihoods.special import log_ndtr, with_scipy
 
 __all__ = ["Bernoulli", "Binomial"]
 
-# The logarithm of P(1 | f); that of P(0 | f) is its value at -f. With the width of its bend at 0.
+# By link: log P(1 | f), which is log P(0 | -f), and the width of its bend at 0.
 _LINKS = {"logit": (logsigmoid, math.pi), "probit": (log_ndtr, 2.0)}
 
 
@@ -89,7 +89,7 @@ class Bernoulli(_Binary):
 
 
 class Binomial(_Binary):
-    """Ones among ``total_count`` trials, which it needs per row, [N]; links as in Bernoulli.
+    """Number of ones in ``total_count`` trials, a required covariate [N]; links as in Bernoulli.
 
     :param str link: "logit" or "probit".
     :param probability: Initial probability of a 1; one, or with ``event_dim=1`` one per output [P].
@@ -104,7 +104,7 @@ class Binomial(_Binary):
 
     @classmethod
     def for_targets(cls, y: Tensor) -> "Binomial":
-        """Starts from probability 1/2: how many trials there were is not known here."""
+        """Starts from probability 1/2, because the numbers of trials are not known here."""
         return cls(event_dim=y.dim() - 1)
 
     def check_covariates(self, covariates: Mapping[str, Tensor]) -> None:

@@ -20,7 +20,7 @@ __all__ = ["Categorical", "Ordinal"]
 
 _TILTING_STEPS = 16
 _NUM_QUASI_RANDOM = 128
-# Larger targets are identifiers rather than numbers of classes.
+# More classes than this are taken for identifiers.
 _MOST_CLASSES = 10_000
 
 
@@ -41,7 +41,7 @@ class _Classes(Likelihood):
 
     @classmethod
     def for_targets(cls, y: Tensor) -> "Likelihood":
-        """As many classes as the largest target says, with their shares of the targets."""
+        """As many classes as the largest target implies, with their shares of the targets."""
         cls(2).refuse(y, ~constraints.nonnegative_integer.check(y), "classes 0, 1, 2, ...")
         num_classes = max(2, int(y.max()) + 1)
         if num_classes > _MOST_CLASSES:
@@ -69,7 +69,7 @@ class Categorical(_Classes):
     Source: Knowles and Minka (2011), "Non-conjugate variational message passing for multinomial and
     binary regression", section 5.3: the tilted bound.
 
-    :param int num_classes: C; classes are 0 to C - 1.
+    :param int num_classes: Number of classes C, which are 0 to C - 1.
     :param torch.Tensor probs: Initial probabilities, [C]; None for equal ones.
     :param int event_dim: 0 for targets [N], 1 for targets [N, P].
     :raises ValueError: If there are fewer than two classes, or probabilities are not positive.
@@ -101,7 +101,7 @@ class Categorical(_Classes):
         return _Unordered(probs=(total / len(x)).movedim(0, -1), validate_args=False)
 
     def encode(self, y: Tensor, dtype: torch.dtype) -> Tensor:
-        """One indicator a class."""
+        """One indicator per class."""
         return one_hot(y.long(), self.num_classes).to(dtype).flatten(1)
 
 
@@ -114,7 +114,7 @@ class Ordinal(_Classes):
 
     Source: Chu and Ghahramani (2005), "Gaussian processes for ordinal regression".
 
-    :param int num_classes: C; classes are 0 to C - 1.
+    :param int num_classes: Number of classes C, which are 0 to C - 1.
     :param torch.Tensor probs: Initial probabilities at f = 0, [C]; None for equal ones.
     :param int event_dim: 0 for targets [N], 1 for targets [N, P].
     :raises ValueError: If there are fewer than two classes, or probabilities are not positive.
@@ -138,7 +138,7 @@ class Ordinal(_Classes):
         """At the class's cut points."""
         y, cuts = y.long(), self.cut_points
         last = len(cuts) - 1
-        # The outermost classes have one; twice the same will do.
+        # The outermost classes have one cut point, which is used twice.
         low, high = (y - 1).clamp(0, last), y.clamp(0, last)
         return Bends((cuts[low], cuts[high]), 2.0)
 
@@ -154,7 +154,7 @@ class Ordinal(_Classes):
         return 2 * y.to(dtype) / (self.num_classes - 1) - 1
 
     def _edges(self) -> Tensor:
-        # In place of infinity, for the sake of derivatives; far beyond any f.
+        # In place of infinity, which has no derivatives; far beyond any f.
         end = self.cut_points.new_full((1,), 1e4)
         return torch.cat([-end, self.cut_points, end])
 

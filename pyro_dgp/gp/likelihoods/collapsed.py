@@ -1,4 +1,4 @@
-"""The distributions of y that a likelihood makes of its functions' marginals."""
+"""Distributions of y, given a likelihood and the marginals of its functions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -18,14 +18,14 @@ __all__ = ["CollapsedObservation", "Marginal", "Weighted"]
 class CollapsedObservation(Composite):
     r"""An observation whose f ~ N(loc, var) is integrated under the logarithm.
 
-    ``log_prob`` is :math:`E_f[\log p(y | f)]`; a sample is one of the predictive distribution,
-    whose density lies above ``exp(log_prob)``.
+    ``log_prob`` is :math:`E_f[\log p(y | f)]`; a sample is from the predictive distribution, whose
+    density is at least ``exp(log_prob)``.
 
-    :param likelihood: A :class:`~pyro_dgp.gp.Likelihood`, with its parameters' values
+    :param likelihood: Likelihood with values in place of parameters
         (:func:`~pyro_dgp.gp.fixed.captured`).
-    :param torch.Tensor loc: [J, ..., B] or [J, ..., B, P].
-    :param torch.Tensor var: The same shape.
-    :param covariates: By name, broadcastable with [..., B(, P)].
+    :param torch.Tensor loc: Means of the functions, [J, ..., B] or [J, ..., B, P].
+    :param torch.Tensor var: Variances of the functions, of the same shape.
+    :param covariates: Covariates by name, broadcastable with [..., B(, P)].
     """
 
     def __init__(
@@ -69,7 +69,11 @@ class CollapsedObservation(Composite):
 
 
 class Weighted(Composite):
-    """A distribution whose log density is multiplied by weights."""
+    """A distribution whose log density is multiplied by weights.
+
+    :param base: Distribution with batch shape [..., B].
+    :param torch.Tensor weight: Weights, broadcastable with the batch shape.
+    """
 
     def __init__(
         self, base: Distribution, weight: Tensor, validate_args: bool | None = None
@@ -92,12 +96,12 @@ class Weighted(Composite):
 
 
 class Marginal(Composite):
-    """y with f integrated, elementwise: what a likelihood's methods on marginals say.
+    """The distribution of y integrated over f, elementwise, by the likelihood's own methods.
 
-    :param likelihood: A :class:`~pyro_dgp.gp.Likelihood` whose parameters are plain values.
-    :param torch.Tensor loc: [J, ...].
-    :param torch.Tensor var: [J, ...].
-    :param covariates: By name, broadcastable with [...].
+    :param likelihood: Likelihood with values in place of parameters.
+    :param torch.Tensor loc: Means of the functions, [J, ...].
+    :param torch.Tensor var: Variances of the functions, [J, ...].
+    :param covariates: Covariates by name, broadcastable with [...].
     """
 
     def __init__(
@@ -109,7 +113,7 @@ class Marginal(Composite):
         validate_args: bool | None = None,
     ) -> None:
         self.likelihood = likelihood
-        # One tensor a function, so that whoever takes a part of the batch finds its shape in all.
+        # One tensor per function, so that all parameters have the shape of the batch.
         self.loc, self.var = tuple(loc), tuple(var)
         shape = loc.shape[1:]
         self.covariates = {name: value.expand(shape) for name, value in covariates.items()}
@@ -117,7 +121,7 @@ class Marginal(Composite):
 
     @property
     def num_nodes(self) -> int:
-        """Values at a time that an element's quadrature takes, at most."""
+        """Largest number of values that the quadrature of an element holds at once."""
         return {1: 192, 2: 576}.get(len(self.loc), 1000)
 
     @property
@@ -144,8 +148,8 @@ class Marginal(Composite):
         return self._evaluate(self.likelihood.coarse_cdf, value)
 
     def _evaluate(self, fn: Callable, value: Tensor) -> Tensor:
-        """In double precision: what cancels, such as gamma functions of large counts, needs it."""
-        # The search for a mode differentiates, which inference mode would not let it.
+        """In double precision, which differences of gamma functions of large counts need."""
+        # The search for a mode needs derivatives, which inference mode does not allow.
         with torch.inference_mode(False), torch.no_grad():
             value = value.clone().double()
             functions = _like_value(value, *(f.double() for f in self._functions()))

@@ -1,4 +1,4 @@
-"""Counts without a bound: Poisson and negative binomial."""
+"""Unbounded counts: Poisson and negative binomial."""
 
 import math
 from collections.abc import Mapping
@@ -58,8 +58,8 @@ class Poisson(_Counts):
 
     .. math:: E[\log p(y | f)] = y m - e^{m + v / 2} - \log y!, \qquad f \sim N(m, v),
 
-    with log(exposure) added to m. Per row it takes ``exposure`` > 0, [N], such as a time at risk;
-    where it is not given, in training or prediction, it is 1.
+    with log(exposure) added to m. The covariate ``exposure`` > 0, [N], is for instance a time at
+    risk; if it is not given, in training or prediction, it is 1.
 
     :param rate: Initial rate e^f; one, or with ``event_dim=1`` one per output [P].
     :param int event_dim: 0 for targets [N], 1 for targets [N, P].
@@ -96,7 +96,7 @@ class Poisson(_Counts):
 class NegativeBinomial(_Counts):
     r"""Counts of mean mu = exposure e^f and variance mu + mu^2 / r, for a trained r.
 
-    Per row it takes ``exposure`` > 0, [N], which is 1 where it is not given.
+    The covariate ``exposure`` > 0, [N], is 1 if it is not given.
 
     :param rate: Initial rate e^f; one, or with ``event_dim=1`` one per output [P].
     :param float concentration: Initial r; the Poisson distribution is its limit for large r.
@@ -113,7 +113,7 @@ class NegativeBinomial(_Counts):
         self.concentration = constrained(torch.tensor(float(concentration)), softplus_above(1e-3))
 
     def conditional(self, f: Tensor, exposure: Tensor | float = 1.0) -> Distribution:
-        """With odds of mu / r."""
+        """Negative binomial with odds mu / r."""
         r = self.concentration
         logits = f + torch.as_tensor(exposure, dtype=f.dtype, device=f.device).log() - r.log()
         return _NegativeBinomial(r, logits=logits, validate_args=False)
@@ -152,7 +152,7 @@ class NegativeBinomial(_Counts):
 
 class _Poisson(dist.Poisson):
     def cdf(self, value: Tensor) -> Tensor:
-        # E.g. below 0, where there is no such integral.
+        # Clamped below 0, where the integral is not defined.
         found = torch.special.gammaincc(value.floor().clamp_min(0) + 1, self.rate)
         return torch.where(value < 0, 0.0, found)
 

@@ -24,7 +24,7 @@ class ExpectedNormal(dist.TorchDistribution):
     N(f_loc, f_var + s^2). ``exp(log_prob)`` is not its density; it lies below it.
 
     :param torch.Tensor f_loc: Mean of f.
-    :param torch.Tensor f_var: Variance of f, not negative.
+    :param torch.Tensor f_var: Variance of f, at least 0.
     :param torch.Tensor noise_variance: Variance of y given f.
     """
 
@@ -76,9 +76,9 @@ class ExpectedNormal(dist.TorchDistribution):
 
 
 class GaussianLikelihood(Likelihood):
-    """y = f + N(0, variance) with f integrated analytically; the observation is the site ``y``.
+    """y = f + N(0, variance), integrated over f in closed form; the observation is the site ``y``.
 
-    :param variance: Noise variance, a scalar or, with targets [N, P], one per output [P].
+    :param variance: Initial noise variance, a scalar or, with targets [N, P], one per output [P].
     :param int event_dim: 0 for targets [N], 1 for targets [N, P].
     :raises ValueError: If a noise variance is not above 1e-6 or its shape fits no target.
     """

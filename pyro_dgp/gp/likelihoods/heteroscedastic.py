@@ -1,4 +1,4 @@
-"""Gaussian noise whose variance is a function of the input, too."""
+"""Gaussian noise whose variance is a function of the input."""
 
 import math
 
@@ -24,10 +24,10 @@ class HeteroscedasticGaussian(Likelihood):
     Source: Lazaro-Gredilla and Titsias (2011), whose bound this is.
 
     :param float noise_variance: Initial noise variance, e^c.
-    :param float noise_scale: a, by which the last layer's second function is multiplied: the
-        smaller, the less the noise varies a priori. It is not trained; the last layer's kernel
-        variance is. Few rows need restraint; where the noise varies by orders of magnitude, as
-        with values that repeat, 1 gives higher log-likelihoods.
+    :param float noise_scale: Factor a of the last layer's second function: the smaller it is, the
+        less the noise varies a priori. It is not trained, but the last layer's kernel variance is.
+        With few rows a small factor avoids overfitting; if the noise varies by orders of magnitude,
+        as with repeated values, 1 gives higher log-likelihoods.
     :param int event_dim: 0 for targets [N], 1 for targets [N, P].
     :raises ValueError: If a number is not positive.
     """

@@ -1,4 +1,4 @@
-"""Targets of which only an interval is known: rounded ones."""
+"""Targets of which only an interval is known, because they are rounded."""
 
 import math
 from collections.abc import Sequence
@@ -16,23 +16,24 @@ from pyro_dgp.gp.likelihoods.special import log_interval
 __all__ = ["Rounded"]
 
 
-# How far from a lattice's point a target may be, in widths: decimals in float32 are.
+# Largest distance of a target from a lattice point, in widths, for decimals in float32.
 _OFF = 0.01
 
 
 class Rounded(Likelihood):
-    r"""A normal y* = f + N(0, s^2) of which the nearest point of a lattice was written down.
+    r"""A normal y* = f + N(0, s^2), of which the nearest point of a lattice is observed.
 
     .. math:: p(y | f) = \Phi\Big(\frac{y + w/2 - f}{s}\Big) - \Phi\Big(\frac{y - w/2 - f}{s}\Big)
 
     with lattice points w apart: grades, ages in years, coarse measurements. Unlike a density at
-    such targets, it cannot grow without limit as s falls. The predictive probabilities are closed.
+    such targets, it cannot grow without limit as s decreases. The predictive probabilities have a
+    closed form.
 
-    :param float width: w, the distance of lattice points.
-    :param float origin: One of them.
-    :param float scale: Initial s; None for w / 2.
-    :param loc: Constant that is added to f, and trained; one, or with ``event_dim=1`` one per
-        output [P].
+    :param float width: Distance w of lattice points.
+    :param float origin: A lattice point.
+    :param float scale: Initial standard deviation s; None for w / 2.
+    :param loc: Initial value of a trained constant that is added to f; one, or with ``event_dim=1``
+        one per output [P].
     :param int event_dim: 0 for targets [N], 1 for targets [N, P].
     :raises ValueError: If a number is out of range.
     """
@@ -139,7 +140,7 @@ class RoundedNormal(Composite):
         return log_interval(low, high)
 
     def cdf(self, value: Tensor) -> Tensor:
-        # A little more, for points that rounding has moved.
+        # With a margin for points that rounding has moved.
         k = ((value - self.origin) / self.width + _OFF).floor()
         edge = self.origin + self.width * (k + 0.5)
         return torch.special.ndtr((edge - self.loc) / self.scale)
@@ -158,7 +159,7 @@ class RoundedNormal(Composite):
         return self._moments()[1]
 
     def _moments(self) -> tuple[Tensor, Tensor]:
-        """By a sum over near points for a narrow normal, by a Fourier series for a wide one.
+        """By a sum over nearby points for a narrow normal, by a Fourier series for a wide one.
 
         Rounding adds e(x) = (w / pi) sum_j (-1)^j sin(j a x) / j, with a = 2 pi / w.
         """

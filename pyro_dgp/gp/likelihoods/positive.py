@@ -46,7 +46,7 @@ class Gamma(_Positive):
         - \log \Gamma(a), \qquad f \sim N(m, v)
 
     :param level: Initial e^f; one, or with ``event_dim=1`` one per output [P].
-    :param float shape: Initial a.
+    :param float shape: Initial shape a.
     :param int event_dim: 0 for targets [N], 1 for targets [N, P].
     :raises ValueError: If a number is not positive.
     """
@@ -82,7 +82,7 @@ class Gamma(_Positive):
 
 
 class LogNormal(_Positive):
-    """log y = f + N(0, variance); everything is closed.
+    """log y = f + N(0, variance); all expectations have a closed form.
 
     :param level: Initial e^f; one, or with ``event_dim=1`` one per output [P].
     :param float variance: Initial variance of the noise of log y.

@@ -22,7 +22,8 @@ class Beta(Likelihood):
     Source: Ferrari and Cribari-Neto (2004), "Beta regression for modelling rates and proportions".
 
     :param mean: Initial mean; one, or with ``event_dim=1`` one per output [P].
-    :param float concentration: Initial phi; the variance is mu (1 - mu) / (1 + phi).
+    :param float concentration: Initial concentration phi; the variance of y given f is
+        mu (1 - mu) / (1 + phi).
     :param int event_dim: 0 for targets [N], 1 for targets [N, P].
     :raises ValueError: If a number is out of range.
     """
@@ -69,7 +70,7 @@ class Beta(Likelihood):
         return (a - 1) * y.log() + (b - 1) * (-y).log1p() - log_normalizer
 
     def bends(self, y: Tensor) -> Bends:
-        """Where phi mu or phi (1 - mu) falls below 1."""
+        """Where phi mu or phi (1 - mu) becomes less than 1."""
         end = self.concentration.log1p()
         return Bends((-end, end), math.pi)
 
@@ -78,7 +79,7 @@ class Beta(Likelihood):
         return log_expected(lambda f: self.conditional_log_prob(y, f), loc, var, at)
 
     def marginal_cdf(self, y: Tensor, loc: Tensor, var: Tensor) -> Tensor:
-        # A concentration below 1 has much of its mass next to 0 and 1.
+        # With a concentration below 1, much of the mass is close to 0 and 1.
         inside = y.clamp(torch.finfo(y.dtype).tiny, 1 - torch.finfo(y.dtype).eps / 2)
         width = (1 + self.concentration).rsqrt().clamp_max(2.0) * 2
         # In the tails, where one of the Beta's parameters is so small that its power of y rises.
