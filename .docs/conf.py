@@ -1,4 +1,8 @@
-"""Sphinx's configuration: pages in Markdown, and a reference made of docstrings."""
+"""Sphinx's configuration: pages in Markdown, notebooks, and a reference made of docstrings."""
+
+import re
+import shutil
+from pathlib import Path
 
 from pyro_dgp import __version__
 
@@ -7,11 +11,19 @@ author = "the authors of pyro_dgp"
 copyright = author
 version = release = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.mathjax"]
 html_theme = "furo"
 html_title = "pyro_dgp"
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
+nb_execution_mode = "off"
+
+# Sphinx reads nothing outside of its folder.
+_HERE = Path(__file__).parent
+shutil.rmtree(_HERE / "tutorials", ignore_errors=True)
+shutil.copytree(
+    _HERE.parent / "tutorials", _HERE / "tutorials", ignore=shutil.ignore_patterns("*.md")
+)
 
 autodoc_default_options = {"members": True, "member-order": "bysource"}
 autodoc_typehints = "none"
@@ -36,5 +48,12 @@ def _elsewhere(app, env, node, contnode):
     return None
 
 
+def _copied(app, docname, source):
+    """Links between pages and notebooks, which are right on GitHub, lead to the copies."""
+    text = re.sub(r"\]\(((?:\.\./)*)\.\./tutorials/", r"](\1tutorials/", source[0])
+    source[0] = text.replace("](../.docs/", "](../")
+
+
 def setup(app):
+    app.connect("source-read", _copied)
     app.connect("missing-reference", _elsewhere)

@@ -1,17 +1,21 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
 # %% [markdown]
 # # Densities for your table
 #
 # A table of numbers and categories, one column to predict: not its mean alone, but how likely each
-# value is. No knowledge of Pyro is needed. It takes
-#
-#     pip install '.[table]'
-#     python tutorials/densities_for_your_table.py
-#
-# or the cells of this file in an editor that knows percent cells.
+# value is. No knowledge of Pyro is needed, but `pip install 'pyro_dgp[table]'`.
 
 # %%
-import sys
-from pathlib import Path
+import os
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -19,7 +23,10 @@ import pandas as pd
 
 from pyro_dgp import plots
 from pyro_dgp.sklearn import LatentDGPRegressor
-from pyro_dgp.table.columns import Columns
+from pyro_dgp.table import Columns
+
+SMOKE = "PYRO_DGP_SMOKE" in os.environ  # the tests run this in small
+num_rows, num_steps = (200, 10) if SMOKE else (1500, 6000)
 
 # %% [markdown]
 # ## The data
@@ -30,7 +37,7 @@ from pyro_dgp.table.columns import Columns
 
 
 # %%
-def simulate(num_rows, seed=0):
+def simulate(num_rows, seed):
     rng = np.random.default_rng(seed)
     area = rng.gamma(6, 20, num_rows)
     city = rng.choice(["Lima", "Oslo", "Rome"], num_rows)
@@ -40,62 +47,68 @@ def simulate(num_rows, seed=0):
     return pd.DataFrame({"area": area, "city": city, "price": price})
 
 
+table, new = simulate(num_rows, seed=0), simulate(500, seed=1)
+print(table.head().round())
+
+# %% [markdown]
+# `Columns` makes numbers of the table, and remembers how:
+
+# %%
+columns = Columns.of(table, ["price"])
+X, y = columns.inputs(table), columns.target_values(table)
+X_new, y_new = columns.inputs(new), columns.target_values(new)
+print(X.head().round(1))
+
 # %% [markdown]
 # ## Fit
 #
-# `Columns` makes numbers of the table, and remembers how. The regressor standardises, and answers
-# in the units of the target. By default it also has a forest say what it thinks of each row, and
-# pools the densities with the forest's. That pays where there are many inputs, or some that matter
-# by thresholds. Here area and city say it all and smoothly, and a forest's steps would be a blur:
-# so no features, no pool, and more steps in the time. On the command line, with the forest, this is
+# The regressor standardises, and answers in the units of the target. By default it also has a
+# forest say what it thinks of each row, and pools the densities with the forest's. That pays where
+# there are many inputs, or some that matter by thresholds. Here area and city say it all and
+# smoothly, and a forest's steps would be a blur: so no features, no pool, and more steps in the
+# time. On the command line, with the forest, this is
 #
 #     pyro-dgp fit houses.csv --target price --output houses.pt
 
-
 # %%
-def fit(table, num_steps):
-    columns = Columns.of(table, ["price"])
-    model = LatentDGPRegressor(
-        features=None, pool=False, num_steps=num_steps, random_state=0, verbose=sys.stderr.isatty()
-    )
-    return columns, model.fit(columns.inputs(table), columns.target_values(table))
-
+model = LatentDGPRegressor(features=None, pool=False, num_steps=num_steps, random_state=0)
+model.fit(X, y)
+_, ax = plt.subplots(figsize=(5, 3))
+plots.training_curve(model.history_, ax=ax)
+plt.show()
 
 # %% [markdown]
 # ## Look
 #
-# Means and standard deviations say little here; quantiles and densities say more.
-#
-# ![densities](figures/densities.png)
-#
-# On the right, the share of new prices below each quantile. Of a calibrated model it stays in the
-# band; here it leaves it between the peaks. The price is a smooth function of the latent input, and
-# on its way from one peak to the other it leaves a tenth of the probability where no price is.
-
+# Means and standard deviations say little here; quantiles and densities say more. The first three
+# new houses, and what they were sold for:
 
 # %%
-def main(num_rows=1500, num_steps=6000, figure=None):
-    table, new = simulate(num_rows), simulate(500, seed=1)
-    columns, model = fit(table, num_steps)
-    X, y = columns.inputs(new), columns.target_values(new)
-    print(model.predict_quantiles(X.iloc[:3], [0.05, 0.5, 0.95]).round(-3))
-    pit = model.cdf(X, y)
-    print(f"mean log density {model.log_density(X, y).mean():.3f}")
-    print(f"90% intervals hold {np.mean(np.abs(pit - 0.5) < 0.45):.1%} of {len(y)} new prices")
+quantiles = model.predict_quantiles(X_new[:3], [0.05, 0.25, 0.5, 0.75, 0.95])
+print(quantiles.join(new["price"]).round(-3))
 
-    typical = pd.DataFrame({"area": [60.0, 120.0, 200.0], "city": "Oslo"})
-    rows = columns.inputs(typical)
-    picture, axes = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
-    plots.density_along_input(model, X, 0, row=rows.iloc[1], ax=axes[0]).set(
-        ylabel="price", title="Density of prices in Oslo"
-    )
-    plots.marginal_densities(model, rows, ax=axes[1]).set(xlabel="price")
-    axes[1].legend([f"{area:.0f} m²" for area in typical["area"]], frameon=False)
-    plots.calibration_curve(pit, ax=axes[2])
-    picture.savefig(figure or Path(__file__).parent / "figures" / "densities.png", dpi=100)
-    plt.close(picture)
-    return model, columns, pit
+# %% [markdown]
+# Over all 500 of them, the mean log density, and how many lie in their 90% intervals:
 
+# %%
+pit = model.cdf(X_new, y_new)
+print(f"mean log density {model.log_density(X_new, y_new).mean():.3f}")
+print(f"90% intervals hold {np.mean(np.abs(pit - 0.5) < 0.45):.1%} of {len(y_new)} new prices")
 
-if __name__ == "__main__":
-    main()
+# %% [markdown]
+# Left, the density along the area; in the middle, that of three houses. On the right, the share of
+# new prices below each quantile. Of a calibrated model it stays in the band; here it leaves it
+# between the peaks. The price is a smooth function of the latent input, and on its way from one
+# peak to the other it leaves a tenth of the probability where no price is.
+
+# %% figure="densities"
+typical = pd.DataFrame({"area": [60.0, 120.0, 200.0], "city": "Oslo"})
+rows = columns.inputs(typical)
+figure, axes = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
+plots.density_along_input(model, X_new, 0, row=rows.iloc[1], ax=axes[0]).set(
+    ylabel="price", title="Density of prices in Oslo"
+)
+labels = [f"{area:.0f} m²" for area in typical["area"]]
+plots.marginal_densities(model, rows, labels=labels, ax=axes[1]).set(xlabel="price")
+plots.calibration_curve(pit, ax=axes[2])
+plt.show()

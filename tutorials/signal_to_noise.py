@@ -1,3 +1,13 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
 # %% [markdown]
 # # Signal-to-noise ratios of gradients
 #
@@ -10,43 +20,57 @@
 # et al., 2018; Rudner et al., 2021, for deep Gaussian processes). The doubly reparameterised
 # gradient (DReG) has the same mean and an SNR that rises like sqrt(K). `SNRProfiler` measures it
 # for any Pyro model, guide and loss.
-#
-# Run this file with `python tutorials/signal_to_noise.py`, or cell by cell: some ten minutes to the
-# end of the third section, an hour or two with the paper's figures. Models and results are kept in
-# a folder, so that it goes on where it was interrupted.
 
 # %%
-import sys
-from dataclasses import replace
-from pathlib import Path
+import os
 
+import matplotlib.pyplot as plt
 import pyro
+import torch
 
-from pyro_dgp import DRegIWELBO, SNRProfiler, snr_sweep
-from pyro_dgp.experiments.reproduce import STUDIES, demo_config, encoders, some_data, trained
+from pyro_dgp import DRegIWELBO, LatentDGP, PartiallyCollapsedIWELBO, SNRProfiler, fit, snr_sweep
+from pyro_dgp.experiments import load, snr_against_K
+from pyro_dgp.infer import annealed_adam, parameters_of
+
+SMOKE = "PYRO_DGP_SMOKE" in os.environ  # the tests run this in small
+num_steps, num_draws = (40, 50) if SMOKE else (2000, 500)
+K, num_points = ([1, 10], 2) if SMOKE else ([1, 5, 20, 100], 5)
+pyro.set_rng_seed(0)
+
+# %% [markdown]
+# The paper's demo data, and a deep GP of two layers with a latent input, trained on them.
+
+# %%
+data = load("demo")
+X, y = torch.as_tensor(data.X_train), torch.as_tensor(data.y_train)
+dgp = LatentDGP.from_data(X, y, num_inducing=50)
+fit(
+    dgp.model, dgp.guide, DRegIWELBO(K=10), (X, y), num_steps=num_steps, batch_size=256,
+    optim=annealed_adam(0.02, num_steps), progress=False,
+)  # fmt: skip
+X_test, y_test = torch.as_tensor(data.X_test), torch.as_tensor(data.y_test)
+print(f"held-out log density {dgp.predict(X_test, 1000).log_prob(y_test).mean():.2f}")
 
 # %% [markdown]
 # ## A profile
 #
-# Of a deep GP of two layers with a latent input, trained on the paper's demo data. One call gives
-# mean, standard deviation and SNR of every entry of every parameter's gradient, with intervals. The
-# encoder's gradients are drawn in batches, as they reach the loss only through q(z | x, y); the
-# layers' own parameters take an evaluation for each draw.
-
+# One call gives mean, standard deviation and SNR of every entry of every parameter's gradient, with
+# intervals. The encoder's gradients are drawn in batches, as they reach the loss only through
+# q(z | x, y); the layers' own parameters take an evaluation for each draw.
 
 # %%
-def profile(dgp, X, y, num_draws):
-    sites = encoders.encoder_sites(dgp, X, y)
-    found = SNRProfiler(dgp.model, dgp.guide, DRegIWELBO(K=50), num_draws, sites, seed=0).run(X, y)
-    print(f"mean SNR of the encoder at K = 50: {found.mean_snr():.3f}")
-    print(f"what noise alone would have:       {found.floor:.3f}")
-    for site in sites:
-        low, high = found.interval()[site]
-        print(
-            f"  {site.split('$$$')[-1]:18s} first entry: SNR {found.snr[site].flatten()[0]:.3f}, "
-            f"95% interval {low.flatten()[0]:.3f} to {high.flatten()[0]:.3f}"
-        )
-
+rows = torch.randperm(len(X))[:16]
+X, y = X[rows], y[rows]
+names = list(parameters_of(dgp.model, dgp.guide, (X, y)))
+encoder = [name for name in names if ".encoder" in name]
+profile = SNRProfiler(dgp.model, dgp.guide, DRegIWELBO(K=50), num_draws, encoder, seed=0)
+profile = profile.run(X[:1], y[:1])
+print(f"mean SNR of the encoder at K = 50: {profile.mean_snr():.3f}")
+print(f"what noise alone would have:       {profile.floor:.3f}")
+for name in encoder:
+    snr, (low, high) = profile.snr[name].flatten()[0], profile.interval(0.95)[name]
+    interval = f"95% interval {low.flatten()[0]:.3f} to {high.flatten()[0]:.3f}"
+    print(f"{name.split('$$$')[-1]:16s} first entry: SNR {snr:.3f}, {interval}")
 
 # %% [markdown]
 # ## Against K
@@ -56,126 +80,73 @@ def profile(dgp, X, y, num_draws):
 # estimate without that bias. Single data differ: where few samples carry the weight, DReG's
 # gradient has long tails, and its ratio rises late. Hence means over data, as in the paper.
 
+# %%
+sweep = snr_against_K(dgp, X[:num_points], y[:num_points], K, num_draws, progress=False)
+slopes = {}
+for estimator in ("REG", "DReG"):
+    for p in sweep.select(estimator=estimator, group="encoder"):
+        print(f"{estimator:5s} K = {p.K:3d}: SNR {p.snr:.4f}, without bias {p.debiased:.4f}")
+    print(sweep.advice(estimator=estimator, group="encoder"))
+    try:
+        slopes[estimator] = sweep.slope(estimator=estimator, group="encoder")
+        print("SNR ~ K^({:.2f} ± {:.2f})\n".format(*slopes[estimator]))
+    except ValueError as error:  # too few draws for so little signal
+        print(f"{error}\n")
 
 # %%
-def against_K(dgp, X, y, K, num_draws):
-    sweep = encoders.snr_against_K(dgp, X, y, K, num_draws, progress=False)
-    slopes = {}
-    for name in encoders.ESTIMATORS:
-        for p in sweep.select(estimator=name, group="encoder"):
-            print(f"{name:5s} K = {p.K:5d}: SNR {p.snr:8.4f}, without bias {p.debiased:8.4f}")
-        print(sweep.advice(estimator=name, group="encoder"))
-        try:
-            slopes[name] = sweep.slope(estimator=name, group="encoder")
-            print("{}: SNR ~ K^({:.2f} +- {:.2f})".format(name, *slopes[name]))
-        except ValueError as error:  # too few draws for so little signal
-            print(error)
-    return slopes
-
+plt.figure(figsize=(5, 3.5))
+for estimator in ("REG", "DReG"):
+    points = sweep.select(estimator=estimator, group="encoder")
+    snr, error = [p.snr for p in points], [p.snr_error for p in points]
+    plt.errorbar(K, snr, error, marker="o", capsize=2, label=estimator)
+plt.axhline(profile.floor, color="grey", lw=1, ls=":", label="floor")
+plt.loglog(), plt.xlabel("K"), plt.ylabel("encoder's SNR"), plt.legend(frameon=False)
+plt.show()
 
 # %% [markdown]
 # ## The GP's own parameters
 #
 # They do not suffer: as the decoder of a VAE, they have an SNR that rises like sqrt(K) under both
-# estimators, which differ in the guide's gradient only. With 300 draws of a minibatch of 16,
-#
-# | | K = 1 | 10 | 100 | order |
-# |---|---|---|---|---|
-# | last layer's inducing means | 0.43 | 0.98 | 3.60 | 0.43 ± 0.01 |
-# | hidden layer's inducing means | 0.37 | 0.66 | 2.40 | 0.47 ± 0.01 |
-# | scales of both | 0.45 | 1.87 | 6.60 | 0.61 ± 0.01 |
-# | lengthscales | 0.65 | 0.46 | 2.00 | 0.24 ± 0.01 |
-
+# estimators, which differ in the guide's gradient only. Of a minibatch of 16:
 
 # %%
-def own_parameters(dgp, X, y, K, num_draws):
-    with pyro.poutine.trace(param_only=True) as capture:
-        dgp.guide(X, y)
-    names = list(capture.trace.nodes)
-    groups = {
-        "inducing means": [n for n in names if n.endswith("u_loc")],
-        "inducing scales": [n for n in names if n.endswith("u_scale_tril")],
-    }
-    sweep = snr_sweep(
-        dgp.model, dgp.guide, (X, y), encoders.ESTIMATORS, K, groups=groups, num_draws=num_draws,
-        progress=False,
-    )  # fmt: skip
-    for p in sweep.points:
-        print(f"{p.group:16s} {p.estimator:5s} K = {p.K:5d}: SNR {p.snr:8.4f}")
-    return sweep
-
+groups = {
+    "last layer's inducing means": [n for n in names if n.endswith("2.u_loc")],
+    "hidden layer's inducing means": [n for n in names if n.endswith("1.u_loc")],
+    "scales of both": [n for n in names if n.endswith("u_scale_tril")],
+    "lengthscales": [n for n in names if n.endswith("lengthscale")],
+}
+estimators = {"REG": PartiallyCollapsedIWELBO, "DReG": DRegIWELBO}
+some = [1, 10] if SMOKE else [1, 10, 100]
+own = snr_sweep(
+    dgp.model, dgp.guide, (X, y), estimators, some, groups=groups,
+    num_draws=100 if SMOKE else 200, progress=False,
+)  # fmt: skip
+print(f"{'SNR at K =':36s}", *(f"{k:6d}" for k in some), "  order")
+for group in groups:
+    for estimator in estimators:
+        found = own.select(group=group, estimator=estimator)
+        slope, error = own.slope(group=group, estimator=estimator)
+        ratios = (f"{p.snr:6.2f}" for p in found)
+        print(f"{group:30s} {estimator:5s}", *ratios, f"  {slope:5.2f} ± {error:.2f}")
 
 # %% [markdown]
 # ## The paper's figures
 #
-# `pyro-dgp reproduce figure3` (and 1, 2, 8, 9) trains the models of a figure, measures and draws;
-# here at a size for two cores, with models of 2000 steps. The paper has ten data and 1000 draws.
+# `pyro-dgp reproduce figure3` (and 1, 2, 8, 9) trains the models of a figure, measures and draws.
+# With `--steps 2000` they take an hour or two on two cores; models and results are kept in a
+# folder, so that it goes on where it was interrupted. The paper has ten data and 1000 draws.
 #
 # **Figure 1**: four weights of the encoder against K, at one datum of the demo data.
 #
-# ![](figures/snr_figure1.png)
+# ![Signal-to-noise ratios of four weights against K](figures/snr_figure1.png)
 #
-# **Figures 2 and 8**: 10,000 gradients of one weight, on one axis for all K, and each on its own.
-# At K = 1 the tails of both are far longer than the axis.
+# **Figure 3**, by `pyro-dgp reproduce figure3 --steps 2000 --points 5 --draws 500`: means over the
+# encoder and five data, by depth and K. REG falls with K to the floor, DReG rises, for every data
+# set and depth.
 #
-# ![](figures/snr_figure2.png)
-# ![](figures/snr_figure8.png)
-#
-# **Figure 3**: means over the encoder and five data, by depth and K.
-#
-# ![](figures/snr_figure3.png)
-#
-# REG falls with K to the floor, DReG rises, for every data set and depth. Fitted orders in K:
-#
-# | layers | demo, REG | DReG | forest, REG | DReG | solar, REG | DReG |
-# |---|---|---|---|---|---|---|
-# | 1 | -0.46 ± 0.12 | 0.49 ± 0.01 | -0.48 ± 0.11 | 0.49 ± 0.00 | -0.32 ± 0.07 | 0.50 ± 0.00 |
-# | 2 | -0.87 ± 0.18 | 0.30 ± 0.01 | -0.30 ± 0.02 | 0.11 ± 0.02 | -0.51 ± 0.08 | 0.49 ± 0.01 |
-# | 3 | -0.12 ± 0.08 | 0.39 ± 0.05 | -0.30 ± 0.03 | 0.08 ± 0.01 | -0.60 ± 0.13 | 0.41 ± 0.02 |
-# | 4 | no signal | 0.48 ± 0.03 | -0.36 ± 0.04 | 0.14 ± 0.02 | -0.28 ± 0.06 | 0.43 ± 0.01 |
+# ![Mean ratios against K, by data set and depth](figures/snr_figure3.png)
 #
 # A shallow GP has the asymptotic orders. The deeper models of forest have larger weights to average
-# (few of the K samples carry them), and approach those orders at larger K. Errors are those of the
-# draws alone, not of the choice of data and of one model each.
-#
-# **Figure 9**: the configuration of Table 1 (two layers, K = 50, a minibatch of 64) along training,
-# with two seeds. An untrained model does not use z, its weights are equal, and REG's gradient is
-# the entropy's, with almost no noise. As soon as z matters that signal is gone, and from some
-# hundred steps on DReG's is the clearer one.
-#
-# ![](figures/snr_figure9.png)
-
-# %%
-SIZES = {
-    "figure1": {"steps": 2000},
-    "figure2": {"steps": 2000},
-    "figure8": {"steps": 2000},
-    "figure3": {"steps": 2000, "points": 5, "draws": 500},
-    "figure9": {"steps": 2000},
-}
-
-
-def reproduce(folder, sizes, output):
-    for name, size in sizes.items():
-        study = STUDIES[name]
-        results = study.compute(replace(study.size, **size), folder, False)
-        print(f"{name}:", *study.table(results), sep="\n")
-        study.draw(results).savefig(output / f"snr_{name}.png", dpi=110)
-
-
-# %%
-def main(folder, steps=2000, num_draws=1000, K=(1, 5, 10, 20, 50, 100), num_points=10):
-    """Trains and measures; returns the slopes of log SNR in log K."""
-    config = demo_config(steps)
-    dgp = trained(config, Path(folder), progress=False)
-    _, X, y = some_data(config, max(16, num_points))
-    profile(dgp, X[:1], y[:1], num_draws)
-    slopes = against_K(dgp, X[:num_points], y[:num_points], K, num_draws)
-    own_parameters(dgp, X[:16], y[:16], [min(K), max(K)], max(20, num_draws // 3))
-    return slopes
-
-
-if __name__ == "__main__":
-    results = Path(sys.argv[1] if len(sys.argv) > 1 else "results")
-    main(results)
-    reproduce(results, SIZES, Path(__file__).parent / "figures")
+# (few of the K samples carry them), and approach those orders at larger K. The fitted orders, and
+# figures 2, 8 and 9, are on [the study's page](../.docs/study.md#signal-to-noise-ratios).

@@ -1,6 +1,6 @@
-"""What is inferred: the layers of a deep GP, its likelihood, and the model they form.
+"""The model: the layers of a deep GP, its likelihood, and its predictive distributions.
 
-Knows no ELBO.
+Nothing here depends on an ELBO.
 """
 
 from pyro_dgp.gp.encoders import GaussianEncoder

@@ -1,11 +1,12 @@
-"""Distributions whose batch is cut, gathered, filled and converted, whatever their parameters are.
+"""Slices, copies and conversions of the batch of any distribution, whatever its parameters are.
 
-What a distribution holds per element of its batch is what has the batch's shape in front: tensors,
-other distributions, and tuples and dicts of them.
+The parameters per element of the batch are those attributes whose leading dimensions are the batch
+shape: tensors, other distributions, and tuples and dicts of these.
 """
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,14 +16,17 @@ from pyro_dgp.gp.fixed import mapped_copy
 
 __all__ = ["assembled", "converted", "held", "mapped"]
 
+D = TypeVar("D", bound=Distribution)
 
-def mapped(d: Distribution, fn: Callable[[Tensor], Tensor]) -> Distribution:
-    """The distribution with ``fn`` of what it holds per element of its batch.
 
-    :param fn: Something that looks at the batch's dimensions only, such as ``lambda t: t[:, 3]``.
+def mapped(d: D, fn: Callable[[Tensor], Tensor]) -> D:
+    """The distribution with ``fn`` applied to its parameters per element of the batch.
+
+    :param d: A distribution.
+    :param fn: Function of the batch's dimensions only, such as ``lambda t: t[:, 3]``.
     """
 
-    def of(value):
+    def of(value: Any) -> Any:
         if isinstance(value, Tensor):
             return fn(value) if _has_batch(value, d) else value
         if isinstance(value, Distribution):
@@ -37,14 +41,17 @@ def mapped(d: Distribution, fn: Callable[[Tensor], Tensor]) -> Distribution:
     return new
 
 
-def converted(d: Distribution, dtype: torch.dtype, device: torch.device) -> Distribution:
-    """The distribution in another dtype, or on another device; integers stay integers."""
+def converted(d: D, dtype: torch.dtype, device: torch.device) -> D:
+    """The distribution in another dtype and on another device; integers stay integers."""
 
-    def of(value):
+    def to(t: Tensor) -> Tensor:
+        return t.to(device, dtype if t.is_floating_point() else t.dtype)
+
+    def of(value: Any) -> Any:
         if isinstance(value, Tensor):
-            return value.to(device, dtype if value.is_floating_point() else value.dtype)
+            return to(value)
         if isinstance(value, nn.Module):
-            return mapped_copy(value, of)
+            return mapped_copy(value, to)
         if isinstance(value, Distribution):
             return converted(value, dtype, device)
         if isinstance(value, tuple) and not _is_shape(value):
@@ -56,13 +63,13 @@ def converted(d: Distribution, dtype: torch.dtype, device: torch.device) -> Dist
     return new
 
 
-def assembled(
-    parts: Iterable[tuple[tuple[slice, ...], Distribution]], shape: tuple[int, ...]
-) -> Distribution:
-    """One distribution of the parts of its batch.
+def assembled(parts: Iterable[tuple[tuple[slice, ...], D]], shape: tuple[int, ...]) -> D:
+    """One distribution from parts of its batch.
 
-    :param parts: Places in the leading dimensions of the batch, and what belongs there.
-    :param shape: Those dimensions.
+    :param parts: Pairs of indices into the leading dimensions of the batch and the distribution
+        there.
+    :param shape: Sizes of these dimensions.
+    :raises ValueError: If there are no parts.
     """
     full, num = None, len(shape)
     for where, part in parts:
@@ -72,13 +79,15 @@ def assembled(
             full = mapped(part, lambda t: t.new_empty(*shape, *t.shape[num:]))
         for whole, some in zip(held(full), held(part), strict=True):
             whole[where] = some
+    if full is None:
+        raise ValueError("There are no parts to assemble.")
     return full
 
 
 def held(d: Distribution) -> Iterator[Tensor]:
-    """What the distribution holds per element of its batch, tensor by tensor."""
+    """The parameters per element of the distribution's batch, tensor by tensor."""
 
-    def of(value) -> Iterator[Tensor]:
+    def of(value: Any) -> Iterator[Tensor]:
         if isinstance(value, Tensor):
             if _has_batch(value, d):
                 yield value
@@ -97,5 +106,5 @@ def _has_batch(value: Tensor, d: Distribution) -> bool:
     return value.shape[: len(shape)] == shape
 
 
-def _is_shape(value) -> bool:
+def _is_shape(value: Any) -> bool:
     return isinstance(value, torch.Size)

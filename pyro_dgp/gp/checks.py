@@ -1,19 +1,20 @@
-"""Checks of a model's parts and of its data, with one clear error each."""
+"""Checks of a model's layers and of its data."""
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from pyro_dgp.gp.layers import Layer
 
-__all__ = ["LastBatch", "check_data", "check_layers", "input_width"]
+__all__ = ["LastBatch", "check_data", "check_layers", "input_width", "output_width"]
 
 
 def check_layers(layers: Sequence[Layer]) -> None:
     """
-    :raises ValueError: If the layers do not fit one another, or one belongs to another model.
+    :param layers: Layers of a model, in order.
+    :raises ValueError: If the layers do not fit together, or one belongs to another model.
     """
     for i, layer in enumerate(layers):
         if not isinstance(layer, Layer):
@@ -39,9 +40,10 @@ def check_layers(layers: Sequence[Layer]) -> None:
 
 
 def input_width(layers: Sequence[Layer]) -> int | None:
-    """Columns of X that the layers take; None if any number will do.
+    """Number of columns of X that the layers take; None for any number.
 
-    :raises ValueError: If none is left.
+    :param layers: Layers of a model, in order.
+    :raises ValueError: If the latent inputs leave no column for X.
     """
     added = 0
     for i, layer in enumerate(layers):
@@ -56,6 +58,16 @@ def input_width(layers: Sequence[Layer]) -> int | None:
     return None
 
 
+def output_width(layers: Sequence[Layer]) -> int:
+    """Number of output columns of the last layer.
+
+    :param layers: Layers of a model, in order.
+    """
+    last = layers[-1]
+    # A last layer that takes any number of columns has the same number of functions for all.
+    return last.width(0 if last.input_dim is None else last.input_dim)
+
+
 def check_data(
     X: Tensor,
     y: Tensor | None = None,
@@ -63,7 +75,10 @@ def check_data(
     integer_targets: bool = False,
 ) -> None:
     """
-    :param bool integer_targets: Whether y may have an integer dtype.
+    :param torch.Tensor X: Inputs, [N, D].
+    :param torch.Tensor y: Targets, [N] or [N, P], or None.
+    :param covariates: Covariates by name, each with one row per row of X.
+    :param bool integer_targets: True if y may have an integer dtype.
     :raises TypeError: If an argument is no tensor, or of a wrong dtype.
     :raises ValueError: If a shape is wrong, or a value is NaN or infinite.
     """
@@ -104,34 +119,34 @@ def check_data(
 
 
 class LastBatch:
-    """Remembers the tensors that were checked last: a step's guide and model get the same ones.
+    """The tensors that were checked last, since a step's guide and model get the same ones.
 
-    A change in place is seen if PyTorch counts it: not one through ``.data``, or through a NumPy
-    array that shares the memory.
+    A change in place is detected if PyTorch counts it; it does not count changes through ``.data``
+    or through a NumPy array that shares the memory.
     """
 
     def __init__(self) -> None:
         self._seen: dict = {}
 
     def is_again(self, tensors: Mapping[str, Tensor | None]) -> bool:
-        """Whether these are the very arguments of the last :meth:`keep`, unchanged since."""
-        seen = self._seen  # once: another thread may keep others
+        """Whether these are the tensors of the last :meth:`keep`, unchanged since."""
+        seen = self._seen  # read once, because another thread may replace it
         return seen.keys() == tensors.keys() and all(
             seen[name][0]() is value and seen[name][1] == _version(value)
             for name, value in tensors.items()
         )
 
     def keep(self, tensors: Mapping[str, Tensor | None]) -> None:
-        """Has these remembered, weakly."""
+        """Stores weak references to the tensors."""
         if any(t is not None and t.is_inference() for t in tensors.values()):
-            tensors = {}  # they do not count their changes
+            tensors = {}  # inference tensors do not count their changes
         self._seen = {name: (_reference(t), _version(t)) for name, t in tensors.items()}
 
-    def __reduce__(self):
-        return LastBatch, ()  # of a copy or a pickle, nothing has been checked
+    def __reduce__(self) -> tuple[type["LastBatch"], tuple[()]]:
+        return LastBatch, ()  # a copy or a pickle starts empty
 
 
-def _reference(tensor: Tensor | None):
+def _reference(tensor: Tensor | None) -> Callable[[], Tensor | None]:
     return (lambda: None) if tensor is None else weakref.ref(tensor)
 
 

@@ -12,7 +12,9 @@ Source: Hensman, Matthews and Ghahramani, "Scalable variational Gaussian process
 (2015), whitened as in Salimbeni and Deisenroth (2017).
 """
 
+import functools
 import warnings
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,22 +22,22 @@ from torch import Tensor
 __all__ = ["WhitenedConditional", "stable_cholesky", "whitened_conditional", "whitened_kl"]
 
 _JITTER_FACTORS = (1.0, 10.0, 100.0, 1e3, 1e4)
-# Rows that stay in a core's cache with all that is computed of them.
+# Rows that fit a core's cache with all intermediate results.
 _ROWS = 1024
-# Columns of a triangular matrix that are multiplied at once.
+# Columns of a triangular matrix that are processed at once.
 _BLOCK = 32
 
 
 def stable_cholesky(matrix: Tensor, jitter: float = 1e-6, name: str = "the matrix") -> Tensor:
-    """Cholesky factor of ``matrix + jitter * mean(diagonal) * I``, with more jitter where needed.
+    """Cholesky factor of ``matrix + jitter * mean(diagonal) * I``, with more jitter if needed.
 
-    The jitter is relative to the mean of the diagonal and never below M units of rounding of the
-    dtype, the order of the factorisation's own error. A failure is retried with 10, 100, 1000 and
-    10000 times the jitter; a retry that succeeds warns.
+    The jitter is relative to the mean of the diagonal and at least M times the dtype's epsilon, the
+    order of the factorisation's own error. If it fails, 10, 100, 1000 and 10000 times the jitter
+    are tried; success with one of these comes with a warning.
 
     :param torch.Tensor matrix: Symmetric positive semi-definite, [M, M].
     :param float jitter: Relative jitter of the first attempt.
-    :param str name: What the matrix belongs to, for messages.
+    :param str name: Name of the matrix's owner, for messages.
     :returns: The lower-triangular factor, [M, M].
     :raises ValueError: If the matrix holds NaN or infinity, or every attempt fails.
     """
@@ -84,20 +86,22 @@ def whitened_conditional(
 class WhitenedConditional:
     r"""The function :func:`whitened_conditional` of k(x, Z) and k(x, x), for many rows.
 
-    What all rows share is computed once, and products with triangular matrices leave out their
-    zeros. There are no derivatives.
+    What does not depend on the rows is computed once, and products with triangular matrices skip
+    the zeros. There are no derivatives.
 
     With :math:`L = [L_{ij}]` in blocks, :math:`a_i = L_{ii}^{-1} (k_i - \sum_{j < i} L_{ij} a_j)`.
     Only the small blocks on the diagonal are inverted, which is as accurate as a solve; an inverse
     of all of L would not be, see :class:`_Marginals`.
 
-    The arguments are those of :func:`whitened_conditional`.
+    :param torch.Tensor Luu: Cholesky factor L of the inducing inputs' kernel matrix, [M, M].
+    :param torch.Tensor u_loc: Means of the whitened inducing values, [R, M].
+    :param torch.Tensor u_scale_tril: Square roots of their covariances, [R, M, M].
     """
 
     def __init__(self, Luu: Tensor, u_loc: Tensor, u_scale_tril: Tensor) -> None:
         self._u_loc, M = u_loc, len(Luu)
-        # By block: its columns, L to the left of it, its inverse, and the columns of all S_r side
-        # by side, from the diagonal on.
+        # For each block: its columns, the part of L to its left, its inverse, and its columns of
+        # all S_r side by side, from the diagonal on.
         self._blocks = []
         for start in range(0, M, _BLOCK):
             of = slice(start, min(start + _BLOCK, M))
@@ -118,7 +122,7 @@ class WhitenedConditional:
         return loc, Kff_diag.unsqueeze(-1) + form
 
     def _of(self, Kfu: Tensor) -> tuple[Tensor, Tensor]:
-        """Means, and |S_r^T a|^2 - |a|^2, of few rows."""
+        """Means, and |S_r^T a|^2 - |a|^2, of a few rows."""
         A = torch.empty_like(Kfu)
         for of, left, inverse, _ in self._blocks:
             A[:, of] = torch.addmm(Kfu[:, of], A[:, : of.start], left, alpha=-1) @ inverse
@@ -132,8 +136,8 @@ class WhitenedConditional:
 class _Marginals(torch.autograd.Function):
     r"""Means :math:`a_n^\top m_r` and quadratic forms :math:`a_n^\top C_r\, a_n`, [n, R] each.
 
-    Given the derivatives :math:`\bar\mu` by the means and :math:`\bar v` by the forms, the others
-    reuse the products C a, and take R large ones for G and another for the derivative by k:
+    Given the derivatives :math:`\bar\mu` by the means and :math:`\bar v` by the forms, the other
+    derivatives reuse the products C a. They need R large products for G and one for :math:`\bar k`:
 
     .. math::
         G_r &= \sum_n \bar v_{nr}\, a_n a_n^\top, \qquad \bar S_r = 2\, G_r S_r, \qquad
@@ -143,7 +147,7 @@ class _Marginals(torch.autograd.Function):
         \bar a_n &= \sum_r 2\, \bar v_{nr}\, C_r\, a_n + \bar\mu_{nr}\, m_r, \qquad
         \bar k_n = L^{-\top} \bar a_n.
 
-    That makes 2 R + 2 products of the size n M M in a step, where solves and norms take 3 R + 3.
+    That makes 2 R + 2 products of size n M M per step, compared with 3 R + 3 by solves and norms.
     Second derivatives and ``vmap`` work; forward-mode differentiation does not.
     """
 
@@ -154,29 +158,27 @@ class _Marginals(torch.autograd.Function):
         factors = _factors(Kfu, Luu, S)
         A, _, CA = factors
         loc, form = A @ u_loc.mT, (A.unsqueeze(-2) @ CA.mT).squeeze(-2)
-        # Under vmap both must be batched: what is not would give its derivatives once an entry.
+        # Under vmap both must be batched: an output that is not would get wrong derivatives.
         return loc + torch.zeros_like(form), form + torch.zeros_like(loc), *factors
 
     @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
         ctx.mark_non_differentiable(*output[2:])
-        ctx.set_materialize_grads(False)  # zeros for A and C A would be large
+        ctx.set_materialize_grads(False)  # arrays of zeros for A and C A would be large
         ctx.save_for_backward(*inputs, *output[2:])
 
     @staticmethod
-    def backward(
-        ctx, by_loc: Tensor | None, by_form: Tensor | None, *_
-    ) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         Kfu, Luu, u_loc, S, *factors = ctx.saved_tensors
-        if torch.is_grad_enabled():  # second derivatives: the factors must know the inputs
+        if torch.is_grad_enabled():  # second derivatives: the factors must depend on the inputs
             factors = _factors(Kfu, Luu, S)
         A, C, CA = factors
         by_loc, by_form = (
-            A.new_zeros(len(A), len(S)) if given is None else given for given in (by_loc, by_form)
+            A.new_zeros(len(A), len(S)) if given is None else given for given in gradients[:2]
         )
         by_Kfu = by_Luu = by_S = None
-        # Products with the inverse are faster than solves, and here as accurate. In A they are not:
-        # small variances would drown in the errors of float32.
+        # Products with the inverse are faster than solves, and accurate enough here. For A they are
+        # not: in float32 their errors would exceed small variances.
         W = torch.linalg.solve_triangular(Luu, _eye_like(Luu), upper=False)
         if ctx.needs_input_grad[0]:
             by_A = by_loc @ u_loc
@@ -187,8 +189,8 @@ class _Marginals(torch.autograd.Function):
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[3]:
             G = _weighted_squares(A, by_form)
             by_S = 2 * G @ S
-        if ctx.needs_input_grad[1]:
-            by_Luu = -(W.mT @ (2 * (C @ G).sum(0) + u_loc.mT @ by_u_loc)).tril()
+            if ctx.needs_input_grad[1]:
+                by_Luu = -(W.mT @ (2 * (C @ G).sum(0) + u_loc.mT @ by_u_loc)).tril()
         return by_Kfu, by_Luu, by_u_loc, by_S
 
 
@@ -207,20 +209,21 @@ def _eye_like(matrix: Tensor) -> Tensor:
 def _weighted_squares(A: Tensor, weights: Tensor) -> Tensor:
     """Sums over n of weights_nr a_n a_n^T, [R, M, M]."""
     M, R = A.shape[1], weights.shape[1]
-    # Some rows at a time: an array [n, R, M] would be written to pages that are new at every step.
-    total = sum(
+    # A few rows at a time: allocating an array [n, R, M] in every step would be slow.
+    parts = (
         a.mT @ (w.unsqueeze(-1) * a.unsqueeze(-2)).reshape(len(a), R * M)
         for a, w in zip(A.split(_ROWS), weights.split(_ROWS), strict=True)
     )
-    return total.reshape(M, R, M).transpose(0, 1)
+    return functools.reduce(torch.add, parts).reshape(M, R, M).transpose(0, 1)
 
 
 def whitened_kl(u_loc: Tensor, u_scale_tril: Tensor) -> Tensor:
     """KL( N(u_loc, u_scale_tril u_scale_tril^T) || N(0, I) ).
 
-    :param torch.Tensor u_loc: [..., M].
-    :param torch.Tensor u_scale_tril: Lower triangular, [..., M, M]; its diagonal may be negative.
-    :returns: [...].
+    :param torch.Tensor u_loc: Means, [..., M].
+    :param torch.Tensor u_scale_tril: Lower-triangular square roots of the covariances, [..., M, M];
+        their diagonals may be negative.
+    :returns: Divergences, [...].
     """
     trace = u_scale_tril.square().sum((-2, -1))
     mahalanobis = u_loc.square().sum(-1)

@@ -1,6 +1,7 @@
-"""The paper's configuration, from data to the parts of a model."""
+"""The paper's configuration of a model for given data."""
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -15,13 +16,18 @@ from pyro_dgp.gp.kernels import kernel_named
 from pyro_dgp.gp.layers import GPLayer, LatentLayer, Layer
 from pyro_dgp.gp.likelihoods import GaussianLikelihood, Likelihood, likelihood_for
 
+if TYPE_CHECKING:
+    from pyro_dgp.gp.latent_dgp import LatentDGP
+
 __all__ = ["from_data"]
+
+M = TypeVar("M", bound="LatentDGP")
 
 _MIXINGS = {"principal": principal_mixing, "published": published_mixing}
 
 
 def from_data(
-    cls,
+    cls: type[M],
     X: Tensor,
     y: Tensor,
     *,
@@ -31,7 +37,7 @@ def from_data(
     num_last_inducing: int | None = None,
     num_gps: int = 5,
     encoder_widths: Sequence[int] | None = (20, 20),
-    likelihood: "Likelihood | type[Likelihood] | str | None" = None,
+    likelihood: Likelihood | type[Likelihood] | str | None = None,
     noise_variance: float = 0.01,
     mixing: str = "principal",
     kernel: Callable[[int], Kernel] | str = "rbf",
@@ -39,36 +45,38 @@ def from_data(
     function_draws: str = "independent",
     num_features: int = 1000,
     name: str | None = None,
-):
+) -> M:
     """The paper's configuration for data with columns of mean 0 and standard deviation 1.
 
     Random initial values come from torch's generator, so ``pyro.set_rng_seed`` fixes them.
 
     :param torch.Tensor X: Training inputs, [N, D]; their dtype and device are the model's.
     :param torch.Tensor y: Training targets, [N] or [N, P]; what the likelihood accepts.
-    :param int num_layers: L, the number of GP layers; 1 is a shallow GP.
+    :param int num_layers: Number of GP layers L; 1 is a shallow GP.
     :param int latent_dim: Dimension of the latent input; 0 for a plain deep GP.
-    :param int num_inducing: Inducing inputs per layer.
-    :param int num_last_inducing: Another number for the last layer; None for the same.
-    :param int num_gps: GPs per hidden layer; with ``mixing="principal"`` at most D are used.
+    :param int num_inducing: Number of inducing inputs per layer.
+    :param int num_last_inducing: Number of inducing inputs of the last layer; None for the same.
+    :param int num_gps: Number of GPs per hidden layer; with ``mixing="principal"`` at most D.
     :param encoder_widths: Hidden widths of q(z | x, y); None fixes q(z) to the prior.
-    :param likelihood: A :class:`~pyro_dgp.gp.Likelihood`; or a class of them, or the name of one
-        (:data:`~pyro_dgp.gp.likelihoods.LIKELIHOODS`), which then starts from y; None for Gaussian
-        noise of one variance.
+    :param likelihood: Likelihood, a :class:`~pyro_dgp.gp.Likelihood`; or a subclass, or a name in
+        :data:`~pyro_dgp.gp.likelihoods.LIKELIHOODS`, whose initial values then come from y; None
+        for Gaussian noise of one variance.
     :param float noise_variance: Initial noise variance, with ``likelihood=None``.
-    :param str mixing: "principal" for the first principal directions, "published" for the
-        matrix of the authors' code (:func:`~pyro_dgp.gp.initialization.published_mixing`).
-    :param kernel: "rbf" for the paper's ARD RBF kernel, whose variance is trained in the last layer
-        only; "matern12", "matern32" or "matern52" for rougher functions; or a function from an
-        input dimension to a kernel.
+    :param str mixing: Mixing matrix of hidden layers: "principal" for the first principal
+        directions, "published" for the matrix of the authors' code
+        (:func:`~pyro_dgp.gp.initialization.published_mixing`).
+    :param kernel: Kernel: "rbf" for the paper's ARD RBF kernel, whose variance is trained in the
+        last layer only; "matern12", "matern32" or "matern52" for rougher functions; or a function
+        from the number of inputs to a kernel.
     :param float jitter: Relative jitter of the inducing inputs' kernel matrices.
-    :param str function_draws: "independent" or "shared" draws of the hidden layers for the samples
-        of a datum; see :class:`GPLayer`.
-    :param int num_features: Random features of a shared draw.
-    :param str name: See :class:`LatentDGP`.
-    :raises TypeError: If X or y is not a tensor of a dtype that fits.
-    :raises ValueError: If X or y has a wrong shape or values that do not fit, or an option is out
-        of range.
+    :param str function_draws: Draws of the hidden layers for the samples of a datum, "independent"
+        or "shared"; see :class:`GPLayer`.
+    :param int num_features: Number of random features of a shared draw.
+    :param str name: Prefix of the names of sites and parameters; see :class:`LatentDGP`.
+    :returns: The model.
+    :raises TypeError: If X or y is not a tensor of a suitable dtype.
+    :raises ValueError: If X or y has a wrong shape or unsuitable values, or an option is out of
+        range.
     """
     if likelihood is None:
         check_data(X, y)
@@ -94,7 +102,7 @@ def from_data(
     rng = np.random.default_rng(int(torch.randint(2**62, ())))
     inputs = X.detach().double().cpu().numpy()
 
-    def tensor(array) -> Tensor:
+    def tensor(array: np.ndarray) -> Tensor:
         return torch.as_tensor(array, dtype=X.dtype, device=X.device)
 
     P = tensor(_MIXINGS[mixing](inputs, num_gps))

@@ -13,9 +13,9 @@ from torch import Tensor
 
 __all__ = ["expected_abs", "integrated_crps", "mean_distance", "summed_crps"]
 
-# Normals are paired with this many others, or with all if there are fewer.
+# Each normal component is paired with this many others, or with all if there are fewer.
 _SHIFTS = 128
-# Rounds of points where a distribution function rises, and how many a round has.
+# Number of refinements of the points at which F is evaluated, and points per refinement.
 _ROUNDS, _POINTS = 4, 48
 
 
@@ -29,13 +29,13 @@ def expected_abs(mean: Tensor, scale: Tensor) -> Tensor:
 def mean_distance(loc: Tensor, scale: Tensor, chunk: int) -> Tensor:
     """E|X - X'| of an equal mixture of normals.
 
-    With at most 129 of them by every pair; with more, by the pairs at 128 evenly spaced cyclic
-    distances, with a tenth of the error that S draws have.
+    Up to 129 components: the mean over all pairs. More: the mean over the pairs at 128 evenly
+    spaced cyclic distances, whose error is a tenth of that of S draws.
 
-    :param torch.Tensor loc: [S, ...].
-    :param torch.Tensor scale: [S, ...].
-    :param int chunk: Elements of a temporary array.
-    :returns: [...].
+    :param torch.Tensor loc: Means of the components, [S, ...].
+    :param torch.Tensor scale: Standard deviations of the components, [S, ...].
+    :param int chunk: Number of elements of a temporary array.
+    :returns: Expected distance, [...].
     """
     S = len(loc)
     shifts = torch.linspace(0, S - 1, min(S, _SHIFTS + 1)).round().long()[1:].tolist()
@@ -47,7 +47,7 @@ def mean_distance(loc: Tensor, scale: Tensor, chunk: int) -> Tensor:
             some = slice(these, these + step)
             both = (scale[some].square() + scale[those].square()).sqrt()
             spread += expected_abs(loc[some] - loc[those], both).sum(0)
-    # Pairs of a component with itself, 1 of S, are known exactly.
+    # The pairs of a component with itself, one in S, are exact.
     same = scale.mean(0) * (2 / math.sqrt(math.pi))
     return (same + (S - 1) * spread / (S * max(len(shifts), 1))) / S
 
@@ -55,13 +55,13 @@ def mean_distance(loc: Tensor, scale: Tensor, chunk: int) -> Tensor:
 def integrated_crps(
     cdf: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, value: Tensor
 ) -> Tensor:
-    """By the integral, as if F were linear between points that lie close where it rises.
+    """CRPS by the integral, with F linear between points that are close where F rises.
 
-    :param cdf: F, from [..., *shape] to the same shape.
-    :param torch.Tensor low: Below all but a negligible part of the distribution, ``shape``.
-    :param torch.Tensor high: Above it, ``shape``.
-    :param torch.Tensor value: y, [..., *shape].
-    :returns: [..., *shape].
+    :param cdf: Distribution function F, from [..., *shape] to the same shape.
+    :param torch.Tensor low: Lower ends, with a negligible probability below, ``shape``.
+    :param torch.Tensor high: Upper ends, with a negligible probability above, ``shape``.
+    :param torch.Tensor value: Targets y, [..., *shape].
+    :returns: Scores, [..., *shape], in units of ``value``.
     """
     shape = low.shape
     x = torch.linspace(0, 1, _POINTS, dtype=value.dtype, device=value.device)
@@ -79,7 +79,7 @@ def integrated_crps(
     )
     y, Fy = value.reshape(-1, *shape), cdf(value).reshape(-1, *shape)
     i, x0, x1, F0, F1 = _interval(x, x, F, y)
-    # Beyond the points F is 0 or 1, and the distance counts in full.
+    # Outside the points F is 0 or 1, and the integrand is 1 up to y.
     inside = torch.minimum(torch.maximum(y, x0), x1)
     found = below.gather(0, i - 1) + (inside - x0) * _mean_square(F0, Fy)
     found = found + (x1 - inside) * _mean_square(1 - Fy, 1 - F1)
@@ -91,14 +91,14 @@ def summed_crps(
     cdf: Callable[[Tensor], Tensor], lattice: tuple[float, float], ends: tuple[int, int],
     value: Tensor, shape: torch.Size,
 ) -> Tensor:  # fmt: skip
-    """For targets on origin + step k: the integral is a sum over k.
+    """CRPS for targets on the lattice origin + step k, where the integral is a sum over k.
 
-    :param cdf: F, from [..., *shape] to the same shape.
-    :param lattice: The origin and the step.
-    :param ends: The first and the last k that count.
-    :param torch.Tensor value: y, [..., *shape].
-    :param torch.Size shape: Of the distribution.
-    :returns: [..., *shape].
+    :param cdf: Distribution function F, from [..., *shape] to the same shape.
+    :param lattice: Origin and step.
+    :param ends: First and last k of the sum.
+    :param torch.Tensor value: Targets y, [..., *shape].
+    :param torch.Size shape: Batch and event shape of the distribution.
+    :returns: Scores, [..., *shape], in units of ``value``.
     """
     (origin, step), (first, last) = lattice, ends
     total = torch.zeros_like(value)
@@ -110,7 +110,7 @@ def summed_crps(
 
 
 def _rising(x: Tensor, F: Tensor) -> Tensor:
-    """More points, where F rises by equal steps if it is linear between points x, [G, ...]."""
+    """New points with equal rises of F between them, for F linear between points x, [G, ...]."""
     F = F.cummax(0).values
     level = (torch.arange(_POINTS, dtype=x.dtype, device=x.device) + 0.5) / _POINTS
     level = F[:1] + (F[-1:] - F[:1]) * level.reshape(-1, *[1] * (x.dim() - 1))
@@ -119,13 +119,16 @@ def _rising(x: Tensor, F: Tensor) -> Tensor:
     return x0 + (x1 - x0) * share
 
 
-def _interval(sorted_: Tensor, x: Tensor, F: Tensor, where: Tensor) -> tuple[Tensor, ...]:
-    """Of sorted columns [G, ...], the place of ``where``; x and F at both ends of it."""
+def _interval(
+    sorted_: Tensor, x: Tensor, F: Tensor, where: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The index of the interval of sorted columns [G, ...] with ``where``; x and F at its ends."""
     columns, values = (t.movedim(0, -1).contiguous() for t in (sorted_, where))
     i = torch.searchsorted(columns, values).movedim(-1, 0).clamp(1, len(x) - 1)
-    return i, *(t.gather(0, j) for t in (x, F) for j in (i - 1, i))
+    x0, x1, F0, F1 = (t.gather(0, j) for t in (x, F) for j in (i - 1, i))
+    return i, x0, x1, F0, F1
 
 
 def _mean_square(a: Tensor, b: Tensor) -> Tensor:
-    """Mean of the square of what goes from a to b in a line."""
+    """Mean of the square of a linear function that goes from a to b."""
     return (a * a + a * b + b * b) / 3

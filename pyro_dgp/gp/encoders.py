@@ -15,15 +15,15 @@ class GaussianEncoder(nn.Module):
     """The paper's recognition network: q(z | x, y) = N(loc, scale^2) from a tanh network.
 
     ``[x, y] -> tanh layers -> [loc, head]`` with ``scale = softplus(head - 3)``, a skip connection
-    wherever a layer's input and output widths agree, Glorot-normal weights and zero biases.
+    where a layer's input and output widths are equal, Glorot-normal weights and zero biases.
 
     Source: Rudner et al. (2021), appendix "Parameterization of q(z)". Any module that maps
     ``(X, y)`` to a distribution over z may take its place.
 
-    :param int input_dim: D + P, the width of ``[x, y]``.
+    :param int input_dim: Width of ``[x, y]``, D + P.
     :param int latent_dim: Dimension of z.
     :param widths: Widths of the hidden layers.
-    :param torch.dtype dtype: Of the parameters; None for torch's default.
+    :param torch.dtype dtype: Dtype of the parameters; None for torch's default.
     """
 
     def __init__(
@@ -35,12 +35,13 @@ class GaussianEncoder(nn.Module):
     ) -> None:
         super().__init__()
         dims = [input_dim, *widths, 2 * latent_dim]
-        self.linears = nn.ModuleList(nn.Linear(i, o, dtype=dtype) for i, o in pairwise(dims))
-        for linear in self.linears:
+        linears = [nn.Linear(i, o, dtype=dtype) for i, o in pairwise(dims)]
+        for linear in linears:
             nn.init.xavier_normal_(linear.weight)
             nn.init.zeros_(linear.bias)
+        self.linears = nn.ModuleList(linears)
 
-    def forward(self, X: Tensor, y: Tensor) -> dist.Distribution:
+    def forward(self, X: Tensor, y: Tensor) -> dist.Independent:
         """
         :param torch.Tensor X: Inputs, [..., D].
         :param torch.Tensor y: Targets, [...] or [..., P].

@@ -1,5 +1,6 @@
 """The distribution of a positive target whose logarithm a model predicts."""
 
+from collections.abc import Sequence
 from functools import cached_property
 
 import torch
@@ -14,48 +15,52 @@ from pyro_dgp.gp.recalibration import Recalibrated, moments_about
 __all__ = ["Exponentiated"]
 
 
-class Exponentiated(Derived):
+class Exponentiated(Derived[PredictiveMixture | Recalibrated]):
     r"""The distribution of e^y for a predictive distribution of y = log t.
 
     .. math:: p(t) = p_y(\log t) / t, \qquad P(\text{target} \le t) = F_y(\log t)
 
-    :param base: Of y: batch shape [N], event shape () or [P], without a lattice.
-    :raises ValueError: If the base has a lattice: e^y would have none.
+    :param base: Predictive distribution of y, with batch shape [N] and event shape () or [P],
+        without a lattice.
+    :raises ValueError: If the base has a lattice, because e^y has none.
     """
 
     lattice = None
 
-    def __init__(self, base: PredictiveMixture | Recalibrated, validate_args=None) -> None:
+    def __init__(
+        self, base: PredictiveMixture | Recalibrated, validate_args: bool | None = None
+    ) -> None:
         if base.lattice is not None:
-            raise ValueError("base has probabilities of a lattice, which e^y has not.")
+            raise ValueError("base has probabilities of a lattice, but e^y has no lattice.")
         super().__init__(base, validate_args)
 
     @property
-    def support(self):
+    def support(self) -> constraints.Constraint:
         return constraints.independent(constraints.positive, len(self.event_shape))
 
     def marginal(self, output: int) -> "Exponentiated":
-        """Of one of several outputs, see :meth:`PredictiveMixture.marginal`."""
+        """The distribution of one of several outputs; see :meth:`PredictiveMixture.marginal`."""
         return self._with(self.base.marginal(output))
 
     @property
     def mean(self) -> Tensor:
-        """[N] or [N, P]; see :attr:`variance`."""
+        """Mean of the targets, [N] or [N, P]; see :attr:`variance`."""
         return self._moments[0]
 
     @property
     def variance(self) -> Tensor:
-        """[N] or [N, P]. Like the mean it leaves out the tails beyond 1e-9.
+        """Variance of the targets, [N] or [N, P].
 
-        With a long tail it says little, and may be infinite.
+        Like the mean, it neglects the tails beyond 1e-9. For a long-tailed distribution it means
+        little, and may be infinite.
         """
         return self._moments[1]
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log density of a target, jointly if they are several; -inf of what is not positive.
+        """Log density of a target, the joint one of several outputs; -inf if it is not positive.
 
-        :param torch.Tensor value: [..., N] or [..., N, P].
-        :returns: [..., N].
+        :param torch.Tensor value: Targets, [..., N] or [..., N, P].
+        :returns: Log densities, [..., N].
         """
         y = value.clamp_min(torch.finfo(value.dtype).tiny).log()
         found = self.base.log_prob(y)
@@ -77,23 +82,23 @@ class Exponentiated(Derived):
     def quantile(self, q: Tensor | float) -> Tensor:
         """Quantiles of each output's marginal.
 
-        :param q: A probability, or a tensor of probabilities of any shape.
+        :param q: Probability, or a tensor of probabilities of any shape.
         :returns: ``q.shape`` + [N] or [N, P].
         :raises ValueError: If a probability is not strictly between 0 and 1.
         """
         return self.base.quantile(q).exp()
 
-    def sample(self, sample_shape=()) -> Tensor:
-        """``sample_shape`` + [N] or [N, P]."""
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Draws, ``sample_shape`` + [N] or [N, P]."""
         return self.base.sample(sample_shape).exp()
 
     def crps(self, value: Tensor) -> Tensor:
         """Continuous ranked probability score of each output's marginal; smaller is better.
 
-        By an integral over the distribution function.
+        It is computed by an integral over the distribution function.
 
-        :param torch.Tensor value: [..., N] or [..., N, P].
-        :returns: The shape of ``value``, in its units.
+        :param torch.Tensor value: Targets, [..., N] or [..., N, P].
+        :returns: Scores, of the shape and in the units of ``value``.
         """
         low, high = self.quantile(torch.tensor([_TAIL, 1 - _TAIL], dtype=torch.float64))
         return integrated_crps(self._score_cdf, low, high, value)
@@ -114,7 +119,7 @@ class Exponentiated(Derived):
         tiny = torch.finfo(value.dtype).tiny
         return torch.where(value > 0, self.base._score_cdf(value.clamp_min(tiny).log()), 0.0)
 
-    def _with(self, base) -> "Exponentiated":
+    def _with(self, base: PredictiveMixture | Recalibrated) -> "Exponentiated":
         return Exponentiated(base, validate_args=False)
 
 

@@ -1,10 +1,11 @@
 """Copies of Pyro modules that hold values in place of parameters.
 
-Reading a ``PyroParam`` or a ``PyroSample`` is a message to Pyro's handlers and its param store,
-both of which all threads share. Nothing that reads such a copy sends one.
+Reading a ``PyroParam`` or a ``PyroSample`` sends a message to Pyro's handlers and param store, both
+of which all threads share. Reading an attribute of such a copy does not.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import pyro
 import pyro.distributions as dist
@@ -17,17 +18,19 @@ from torch.distributions import biject_to, transform_to
 
 __all__ = ["captured", "fixed_copy", "has_priors", "mapped_copy"]
 
+M = TypeVar("M", bound=nn.Module)
+
 
 def has_priors(module: nn.Module) -> bool:
-    """Whether a part of the module has a ``PyroSample``."""
+    """Whether the module or one of its submodules has a ``PyroSample``."""
     return any(getattr(part, "_pyro_samples", None) for part in module.modules())
 
 
-def captured(module: nn.Module) -> nn.Module:
-    """The module with the values that its parameters have here and now, gradients included.
+def captured(module: M) -> M:
+    """The module with the present values of its parameters, with their gradients.
 
-    Within a ``pyro_method``, that is what Pyro's handlers make of them; a density that is evaluated
-    after the method has returned would not see that otherwise.
+    Within a ``pyro_method`` these are the values that Pyro's handlers give them. A density that is
+    evaluated after the method has returned would not have those otherwise.
     """
 
     def read(part: PyroModule) -> dict[str, Tensor]:
@@ -38,42 +41,41 @@ def captured(module: nn.Module) -> nn.Module:
     return _with_values(module, read, {})
 
 
-def fixed_copy(module: nn.Module, generator: torch.Generator | None = None) -> nn.Module:
+def fixed_copy(module: M, generator: torch.Generator | None = None) -> M:
     """The module with every parameter replaced by its value, detached.
 
-    A hyperparameter with a prior is replaced by a draw: from its guide, or where it has none, from
-    its prior. Buffers and parts that are no ``PyroModule`` are the module's own, not copies.
+    A hyperparameter with a prior is replaced by a draw from its guide, or from its prior if it has
+    no guide. Buffers, and submodules that are no ``PyroModule``, are shared with the module.
 
-    :param torch.nn.Module module: For instance a :class:`~pyro_dgp.gp.LatentDGP`.
-    :param torch.Generator generator: Source of the draws; None for torch's global one.
-    :returns: A module for reading and calling, not for training.
+    :param torch.nn.Module module: Module, for instance a :class:`~pyro_dgp.gp.LatentDGP`.
+    :param torch.Generator generator: Source of the draws; None for torch's global generator.
+    :returns: A module that can be called, but not trained.
     """
 
-    def read(part: PyroModule) -> dict[str, Tensor]:
-        values = {
-            n: p if p is None else _stored(part, n, p).detach().clone()
-            for n, p in part._parameters.items()
-        }
+    def read(part: PyroModule) -> dict[str, Tensor | None]:
+        given = {n: p for n, p in part._parameters.items() if p is not None}
+        values = {n: _stored(part, n, p).detach().clone() for n, p in given.items()}
         for name, (constraint, _) in part._pyro_params.items():
             values[name] = transform_to(constraint)(values[f"{name}_unconstrained"])
-        return values | {name: _draw(part, name, values, generator) for name in part._pyro_samples}
+        draws = {name: _draw(part, name, values, generator) for name in part._pyro_samples}
+        return {**dict.fromkeys(part._parameters), **values, **draws}
 
     return _with_values(module, read, {})
 
 
 def _with_values(
-    module: nn.Module, read: Callable[[PyroModule], dict[str, Tensor]], memo: dict
-) -> nn.Module:
+    module: M, read: Callable[[PyroModule], Mapping[str, Tensor | None]], memo: dict
+) -> M:
     if id(module) in memo:
         return memo[id(module)]
-    new = memo[id(module)] = module.__class__.__new__(module.__class__)
+    new = memo[id(module)] = object.__new__(type(module))
     new.__dict__.update(module.__dict__)
     new.__dict__["_modules"] = {
         name: part if part is None else _with_values(part, read, memo)
         for name, part in module._modules.items()
     }
     if isinstance(module, PyroModule):
-        # What an instance's dictionary holds, Python finds before it asks Pyro.
+        # Python finds an entry of the instance's dictionary before it calls Pyro's __getattr__.
         new.__dict__.update(
             read(module), _parameters={}, _pyro_params={}, _pyro_samples={},
             _pyro_context=_Context(),
@@ -82,22 +84,25 @@ def _with_values(
 
 
 def _stored(module: PyroModule, name: str, parameter: Tensor) -> Tensor:
-    """The param store's value, if there is one: a loaded store is newer than the module."""
+    """The param store's value if it has one, since a loaded store is newer than the module."""
     prefix = f"{module._pyro_name}." if module._pyro_name else ""
     name = prefix + name.removesuffix("_unconstrained")
     return pyro.get_param_store()._params.get(name, parameter)
 
 
-def _draw(module: PyroModule, name: str, values: dict, generator: torch.Generator | None) -> Tensor:
+def _draw(
+    module: PyroModule, name: str, values: dict[str, Tensor], generator: torch.Generator | None
+) -> Tensor:
     if not isinstance(module, Parameterized) or name not in module._guides:
-        prior = module._pyro_samples[name]
+        # Pyro annotates the values as PyroSamples, but stores their priors.
+        prior = vars(module)["_pyro_samples"][name]
         prior = prior if hasattr(prior, "sample") else prior(module)
         return prior if isinstance(prior, Tensor) else prior.sample()
     kind, names = module._guides[name]
     arguments = {argument: values[f"{name}_{argument}"] for argument in names}
     if kind is dist.Delta:
         return arguments["map"]
-    # A normal distribution in unconstrained space, as Pyro's `Parameterized` has it.
+    # A normal distribution in unconstrained space, as in Pyro's `Parameterized`.
     loc = arguments["loc"]
     noise = torch.randn(loc.shape, dtype=loc.dtype, device=loc.device, generator=generator)
     if kind is dist.Normal:
@@ -107,9 +112,13 @@ def _draw(module: PyroModule, name: str, values: dict, generator: torch.Generato
     return biject_to(module._priors[name].support)(unconstrained)
 
 
-def mapped_copy(module: nn.Module, fn: Callable[[Tensor], Tensor]) -> nn.Module:
-    """Of a module that holds values: a copy with ``fn`` of each of them, and of the buffers."""
-    new = module.__class__.__new__(module.__class__)
+def mapped_copy(module: M, fn: Callable[[Tensor], Tensor]) -> M:
+    """A copy of a module of values, with ``fn`` applied to each value and each buffer.
+
+    :param torch.nn.Module module: Module that :func:`captured` or :func:`fixed_copy` has returned.
+    :param fn: Function of a tensor.
+    """
+    new = object.__new__(type(module))
     new.__dict__.update(
         {name: fn(v) if isinstance(v, Tensor) else v for name, v in module.__dict__.items()}
     )

@@ -1,4 +1,4 @@
-r"""Stationary kernels with their squared distances in one matrix product.
+r"""Stationary kernels whose squared distances come from one matrix product.
 
 With inputs in units of the lengthscales, :math:`r = \|x - z\|` and :math:`t = \sqrt{2 \nu}\, r`:
 
@@ -8,15 +8,15 @@ With inputs in units of the lengthscales, :math:`r = \|x - z\|` and :math:`t = \
     k_{3/2} = \sigma^2 (1 + t)\, e^{-t}, \quad
     k_{5/2} = \sigma^2 (1 + t + \tfrac13 t^2)\, e^{-t}
 
-All are functions of the squared distance, which is a product of few columns,
+All are functions of the squared distance, which is a product of matrices with few columns,
 
 .. math::
     -\tfrac12 \|x - z\|^2 + b
       = [x,\; -\tfrac12 \|x\|^2,\; 1]^\top [z,\; 1,\; -\tfrac12 \|z\|^2 + b],
 
-and so are their derivatives by the inputs, without the differences x - z. Those of the Matérn
-kernels by the squared distance are, up to a constant, the kernel of the next lower
-:math:`\nu` at the same t:
+and so are their derivatives by the inputs: no array of the differences x - z is needed. The
+derivative of a Matérn kernel by the squared distance is, up to a constant, the kernel of the next
+lower :math:`\nu` at the same t:
 
 .. math::
     \frac{\partial k_{5/2}}{\partial t^2} = -\tfrac{\sigma^2}{6} (1 + t)\, e^{-t}, \quad
@@ -27,29 +27,34 @@ The last has no limit at distance 0, where the derivative by the inputs is taken
 """
 
 import math
+from typing import Any
 
 import pyro.contrib.gp.kernels
 import torch
-from pyro.contrib.gp.kernels import Kernel
-from pyro.nn import PyroParam
+from pyro.contrib.gp.kernels import Isotropy
 from torch import Tensor
 
-from pyro_dgp.gp.constraints import softplus_above
+from pyro_dgp.gp.constraints import constrained, softplus_above
 
 __all__ = ["KERNELS", "RBF", "Matern12", "Matern32", "Matern52", "kernel_named"]
 
 _LN2 = math.log(2)
 
 
-class _Stationary:
-    """What the kernels share, before a class of Pyro's with the parameters."""
+class _Stationary(Isotropy):
+    """What the kernels share, before a class of Pyro's with the same parameters."""
+
+    lengthscale: Tensor
+    variance: Tensor
 
     def forward(self, X: Tensor, Z: Tensor | None = None, diag: bool = False) -> Tensor:
         """
-        :param torch.Tensor X: [n, D].
-        :param torch.Tensor Z: [M, D]; None for X, with exactly the variance on the diagonal.
-        :param bool diag: Return the prior variances of X only, [n].
-        :returns: [n, M]. With Z, the derivatives need this array: change a copy of it only.
+        :param torch.Tensor X: Inputs, [n, D].
+        :param torch.Tensor Z: Other inputs, [M, D]; None for X, with exactly the variance on the
+            diagonal.
+        :param bool diag: True for the prior variances of X alone, [n].
+        :returns: Covariances, [n, M]. With Z, the derivatives need this very array: do not change
+            it in place.
         """
         if diag:
             return self._diag(X)
@@ -57,7 +62,7 @@ class _Stationary:
         x = self._sliced(X) / lengthscale
         z = x if Z is None else self._sliced(Z) / lengthscale
         variance = self.variance
-        # A number goes into the exponent; a batch of them does not fit there.
+        # A scalar variance becomes part of the exponent; a batch of them is multiplied at the end.
         number = variance if variance.dim() == 0 else variance.new_ones(())
         k = self._values(x, z, number.to(x.dtype), same=Z is None)
         if Z is None:
@@ -67,10 +72,11 @@ class _Stationary:
 
     def _values(self, x: Tensor, z: Tensor, variance: Tensor, same: bool) -> Tensor:
         """
-        :param torch.Tensor x: [n, D], in units of the lengthscales; and z, [M, D].
-        :param torch.Tensor variance: A number.
-        :param bool same: Whether z is x.
-        :returns: [n, M].
+        :param torch.Tensor x: Inputs in units of the lengthscales, [n, D].
+        :param torch.Tensor z: The others, [M, D].
+        :param torch.Tensor variance: The variance, a scalar.
+        :param bool same: True if z is x.
+        :returns: Covariances, [n, M].
         """
         raise NotImplementedError
 
@@ -86,15 +92,15 @@ class _Stationary:
 
 
 class RBF(_Stationary, pyro.contrib.gp.kernels.RBF):
-    """Pyro's kernel, with the same parameters and values, in half the passes over memory."""
+    """Pyro's RBF kernel, with the same parameters and values, in half the passes over memory."""
 
     def _values(self, x: Tensor, z: Tensor, variance: Tensor, same: bool) -> Tensor:
         # Powers of 2 are faster, see :class:`_MaternValues`.
         log2_variance = variance.log2()
         left, right = _columns(x, z, log2_variance, _LN2**-0.5)
         k = left.mT @ right
-        # Rounding must not make a distance negative: far away, its power would overflow.
-        # In place, as the derivatives need no more than the power.
+        # Rounding must not make a squared distance negative: for large inputs, the power would
+        # overflow. In place, because the derivatives need the power alone.
         k.detach().clamp_max_(log2_variance.detach())
         return k.exp2_()
 
@@ -105,14 +111,14 @@ class _Matern(_Stationary):
     def _values(self, x: Tensor, z: Tensor, variance: Tensor, same: bool) -> Tensor:
         dtype = x.dtype
         if same and self.order == 0:
-            # The distance of close points has the square root of the product's rounding: in
-            # float32, 1e-3 of the inputs' norms, with which the matrix may not be positive
-            # definite. As many columns as rows cost little beside its Cholesky factor.
+            # The error of a small distance is the square root of the product's rounding error: in
+            # float32, 1e-3 of the inputs' norms, and the matrix may not be positive definite.
+            # float64 for a square matrix costs little compared with its Cholesky factorisation.
             x, z, variance = x.double(), z.double(), variance.double()
         left, right = _columns(x, z)
         right = right * (-2 * (2 * self.order + 1) / _LN2**2)  # for the product to be s^2
         log2_variance = variance.log2()
-        # Without a public way to ask, the level says whether some forward mode is on.
+        # There is no public function that says whether forward-mode differentiation is on.
         if getattr(torch.autograd.forward_ad, "_current_level", 0) >= 0:
             return _matern_in_steps(left, right, log2_variance, self.order, same).to(dtype)
         return _MaternValues.apply(left, right, log2_variance, self.order, same)[0].to(dtype)
@@ -121,10 +127,10 @@ class _Matern(_Stationary):
 class Matern12(_Matern, pyro.contrib.gp.kernels.Exponential):
     r"""Pyro's ``Exponential``, :math:`\sigma^2 e^{-r}`, with the same parameters and values.
 
-    The square root magnifies the rounding of the squared distances: two points x and z that are
+    The square root magnifies the rounding errors of the squared distances. For two points x and z
     closer than :math:`\tau = 4 \sqrt\epsilon\, \|z\|`, with the norm measured from the median of
-    the z and :math:`\epsilon` of the dtype, have a value with a relative error up to
-    :math:`\tau / 4`, and less of a gradient. The matrix of X alone is computed in float64.
+    the z and :math:`\epsilon` of the dtype, the relative error of the value is up to
+    :math:`\tau / 4`, and the gradient is too small. The matrix of X alone is computed in float64.
     """
 
     order = 0
@@ -147,22 +153,23 @@ class Matern52(_Matern, pyro.contrib.gp.kernels.Matern52):
 KERNELS = {"rbf": RBF, "matern12": Matern12, "matern32": Matern32, "matern52": Matern52}
 
 
-def kernel_named(name: str, input_dim: int, train_variance: bool = True) -> Kernel:
+def kernel_named(name: str, input_dim: int, train_variance: bool = True) -> Isotropy:
     r"""A kernel with the paper's initial values: lengthscales :math:`\sqrt D` and variance 1.
 
-    :param str name: One of ``KERNELS``.
-    :param int input_dim: D, each input with a lengthscale of its own.
-    :param bool train_variance: False fixes the variance.
+    :param str name: Name of the kernel, one of ``KERNELS``.
+    :param int input_dim: Number of inputs D, each with a lengthscale of its own.
+    :param bool train_variance: True for a trained variance, False for a fixed one.
     :raises ValueError: If there is no kernel of that name.
     """
     if name not in KERNELS:
         raise ValueError(f"kernel must be one of {', '.join(KERNELS)}, but it is {name!r}.")
     kernel = KERNELS[name](input_dim)
     lengthscale = torch.full((input_dim,), float(input_dim), dtype=torch.float64).sqrt()
-    kernel.lengthscale = PyroParam(lengthscale, softplus_above(1e-6))
+    kernel.lengthscale = constrained(lengthscale, softplus_above(1e-6))
     del kernel.variance
     if train_variance:
-        kernel.variance = PyroParam(torch.ones((), dtype=torch.float64), softplus_above(1e-6))
+        variance = torch.ones((), dtype=torch.float64)
+        kernel.variance = constrained(variance, softplus_above(1e-6))
     else:
         kernel.register_buffer("variance", torch.ones(()))
     return kernel
@@ -175,7 +182,7 @@ def _columns(
 
     :returns: [D + 2, n] and [D + 2, M].
     """
-    # A shift changes no distance, and keeps the squares that cancel small.
+    # A shift changes no distance, but keeps the squares small, which cancel in the product.
     shift = z.detach().nanmedian(0).values.nan_to_num(0.0, 0.0, 0.0) if len(z) else 0.0
     # Columns, because products of that layout are faster.
     x, z = (unit * (x - shift)).mT, (unit * (z - shift)).mT
@@ -186,27 +193,30 @@ def _columns(
 
 
 class _MaternValues(torch.autograd.Function):
-    r"""A Matérn kernel's values, and those that its derivative is proportional to.
+    r"""A Matérn kernel's values, and values to which their derivative is proportional.
 
     They are functions of :math:`q = s^2`, the product of the columns, where :math:`s = t / \ln 2`:
     :math:`e^{-t} = 2^{-s}`, and PyTorch's powers of 2 take a third of the time of its exponentials,
     measured on an AMD CPU.
 
-    An automatic derivative would divide by s, once more for each order, and keep an array for each
-    step. Here ``lower`` is all that the first derivative needs; the second recomputes.
+    Automatic differentiation would divide by s once more for each order, and keep an array per
+    operation. Here the first derivative needs ``lower`` alone; the second derivative recomputes it.
     """
 
     @staticmethod
-    def forward(left, right, log2_variance, order, same):
+    def forward(
+        left: Tensor, right: Tensor, log2_variance: Tensor, order: int, same: bool
+    ) -> tuple[Tensor, Tensor]:
         """
-        :param torch.Tensor left: [..., D + 2, n]; and right, [..., D + 2, M].
-        :param torch.Tensor log2_variance: [...].
+        :param torch.Tensor left: Columns of the one side, [..., D + 2, n].
+        :param torch.Tensor right: Columns of the other side, [..., D + 2, M].
+        :param torch.Tensor log2_variance: Logarithm of the variance to base 2, [...].
         :param int order: :math:`\\nu - 1/2`, 0 to 2.
-        :param bool same: Whether the points on both sides are the same.
+        :param bool same: True if the points on both sides are the same.
         :returns: ``value`` and ``lower``, [..., n, M] each; the derivative of ``value`` by q is
             ``_SLOPES[order]`` times ``lower``.
         """
-        # In the memory of few arrays, since the pages of new ones can take longer than arithmetic.
+        # Few arrays, reused in place: allocating new ones can take longer than the arithmetic.
         q = left.mT @ right
         if same:
             q.diagonal(dim1=-2, dim2=-1).zero_()
@@ -226,18 +236,18 @@ class _MaternValues(torch.autograd.Function):
                 lower = torch.addcmul(power, power, s, value=_LN2)
                 value = torch.addcmul(lower, power, s.square_(), value=_LN2**2 / 3, out=s)
         if same:
-            # A point's distance to itself has no derivatives, but their sum would have rounding.
+            # A point's distance to itself has derivative 0, which rounding would spoil.
             lower.diagonal(dim1=-2, dim2=-1).zero_()
         return value, lower
 
     @staticmethod
-    def setup_context(ctx, inputs, output):
+    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
         *tensors, ctx.order, ctx.same = inputs
         ctx.save_for_backward(*tensors, *output)
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx, *gradients):
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         left, right, log2_variance, *outputs = ctx.saved_tensors
         by_q = by_log = None
         for i, gradient in enumerate(gradients):
@@ -254,17 +264,20 @@ class _MaternValues(torch.autograd.Function):
             by_q = _sum(by_q, gradient * factor)
         if by_q is None:
             return None, None, None, None, None
-        # The constant goes to the small arrays.
+        # The constant multiplies the smaller arrays.
         slope = _SLOPES[ctx.order]
         by_left = (slope * right) @ by_q.mT if ctx.needs_input_grad[0] else None
         by_right = (slope * left) @ by_q if ctx.needs_input_grad[1] else None
         return by_left, by_right, by_log, None, None
 
     @staticmethod
-    def vmap(info, in_dims, left, right, log2_variance, order, same):
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], *inputs: Any
+    ) -> tuple[tuple[Tensor, ...], tuple[int, int]]:
+        *tensors, order, same = inputs
         tensors = [
             v.expand(info.batch_size, *v.shape) if dim is None else v.movedim(dim, 0)
-            for v, dim in zip((left, right, log2_variance), in_dims, strict=False)
+            for v, dim in zip(tensors, in_dims, strict=False)
         ]
         return _MaternValues.apply(*tensors, order, same), (0, 0)
 
@@ -274,8 +287,8 @@ def _matern_in_steps(
 ) -> Tensor:
     """``value`` of :class:`_MaternValues`, with automatic derivatives.
 
-    For forward mode: where two of them are nested, PyTorch's ``jvp`` of a custom function would be
-    0 in the outer one, without an error.
+    For forward-mode differentiation: if two levels are nested, PyTorch's ``jvp`` of a custom
+    function is 0 in the outer one, without an error.
     """
     q = left.mT @ right
     if same:
@@ -286,17 +299,18 @@ def _matern_in_steps(
     t = _LN2 * s
     value = ((1, 1 + t, 1 + t + t.square() / 3)[order]) * (-s).exp2()
     if order > 0:
-        # The steps lose the derivative at distance 0, where terms of the order of s cancel.
+        # Near distance 0, terms of order s cancel and the derivative is lost: use its limit.
         value = torch.where(q > floor, value, 1 + _SLOPES[order] * q)
     return log2_variance.exp2() * value
 
 
-# The derivative of value by q over lower; at -1, that of the lower of order 0 over _lower of -1.
+# By order: the derivative of ``value`` by q, divided by ``lower``. At -1: the derivative of the
+# ``lower`` of order 0, divided by :func:`_lower` of order -1.
 _SLOPES = {2: -(_LN2**2) / 6, 1: -(_LN2**2) / 2, 0: -_LN2 / 2, -1: -0.5}
 
 
 def _lower(left: Tensor, right: Tensor, log2_variance: Tensor, order: int, same: bool) -> Tensor:
-    """``lower`` of an order from -1, to be differentiated further."""
+    """``lower`` of an order of at least -1, for further differentiation."""
     if order >= 0:
         return _MaternValues.apply(left, right, log2_variance, order, same)[1]
     q = torch.maximum(left.mT @ right, _floor(right))
@@ -306,15 +320,15 @@ def _lower(left: Tensor, right: Tensor, log2_variance: Tensor, order: int, same:
 
 
 def _floor(right: Tensor) -> Tensor:
-    r"""Values of q below which nothing is divided by its root, [..., 1, M].
+    r"""The smallest values of q by whose root is divided, [..., 1, M].
 
-    With :math:`\tau^2` for the floor, the root of a smaller q is taken as :math:`q / \tau`, which
-    is 0 where q is. In the same units, q has rounding of order :math:`\epsilon \|z\|^2`, and its
-    root one of :math:`\epsilon \|z\|^2 / \tau`. So has the gradient, relative to the norm: it is a
-    small difference of products of order :math:`\|z\| / \tau`. With :math:`\tau^2` a multiple of
-    :math:`\epsilon \|z\|^2`, both are of order :math:`\sqrt\epsilon`; 16 is above what rounding
-    comes to with 100 inputs. A norm of 0 must leave a number whose root can be divided by, three
-    times over.
+    With :math:`\tau^2` for this floor, the root of a smaller q is taken as :math:`q / \tau`, which
+    is 0 where q is 0. In the same units, the rounding error of q is of order
+    :math:`\epsilon \|z\|^2`, and that of its root of order :math:`\epsilon \|z\|^2 / \tau`. The
+    same holds for the gradient, relative to the norm: it is a small difference of products of order
+    :math:`\|z\| / \tau`. With :math:`\tau^2` a multiple of :math:`\epsilon \|z\|^2`, both errors
+    are of order :math:`\sqrt\epsilon`; the factor 16 is above the rounding error with 100 inputs.
+    For a norm of 0 the floor must be a number by whose root one can divide three times.
     """
     eps = torch.finfo(right.dtype).eps
     return (16 * eps * right.detach()[..., -1:, :]).clamp_min(eps**2)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from pyro_dgp._checks import check_integer
 from pyro_dgp.gp import configuration, prediction
-from pyro_dgp.gp.checks import LastBatch, check_data, check_layers, input_width
+from pyro_dgp.gp.checks import LastBatch, check_data, check_layers, input_width, output_width
 from pyro_dgp.gp.fixed import has_priors
 from pyro_dgp.gp.layers import Layer
 from pyro_dgp.gp.likelihoods import Likelihood, check_likelihood
@@ -25,26 +25,31 @@ class LatentDGP(UniquelyNamed):
         \quad z_n \sim N(0, I)
 
     :meth:`model` and :meth:`guide` are for ``SVI`` with any Pyro ELBO. Sites that all data share
-    (inducing values ``u``, hyperparameters with a prior) stand outside the data plate; the latent
-    inputs ``z``, the hidden layers' standardised draws ``epsilon`` and the observation ``y`` inside
-    it. The last GP layer is integrated by the likelihood.
+    (inducing values ``u``, hyperparameters with a prior) are outside the data plate; the latent
+    inputs ``z``, the hidden layers' standardised draws ``epsilon`` and the observation ``y`` are
+    inside. The likelihood integrates over the functions of the last GP layer.
 
-    Sites and parameters are named ``{name}.layers.0.z`` and so on. The name is unique in the
-    process unless given, because modules with one name share parameters through Pyro's param store;
-    it stays when the model becomes part of a larger ``PyroModule``.
+    Sites and parameters are named ``{name}.layers.0.z`` and so on. Unless given, the name is unique
+    in the process, because modules with the same name share parameters through Pyro's param store.
+    It does not change when the model becomes part of a larger ``PyroModule``.
 
     Source: Rudner et al. (2021), section 2.1; Salimbeni et al. (2019).
 
-    :param layers: Each a :class:`~pyro_dgp.gp.Layer`, in order; for instance
-        :class:`~pyro_dgp.gp.LatentLayer` and :class:`~pyro_dgp.gp.GPLayer`, the last a GP layer
+    :param layers: Layers in order, each a :class:`~pyro_dgp.gp.Layer`; for instance
+        :class:`~pyro_dgp.gp.LatentLayer` and :class:`~pyro_dgp.gp.GPLayer`, the last one a GP layer
         without ``mixing`` whose outputs are the likelihood's functions.
-    :param likelihood: A :class:`~pyro_dgp.gp.Likelihood`.
-    :param int num_data: N, by which a minibatch is scaled.
-    :param str name: Prefix of the names of sites and parameters. Parameters of that name in Pyro's
-        param store, of a store that has been loaded for instance, are gone on with.
-    :raises TypeError: If the likelihood is not one of this package's kind, such as Pyro's own.
-    :raises ValueError: If the layers do not fit one another or ``num_data`` is not positive.
+    :param likelihood: Likelihood of the targets, a :class:`~pyro_dgp.gp.Likelihood`.
+    :param int num_data: Number of training data N, to which a minibatch is scaled.
+    :param str name: Prefix of the names of sites and parameters. If Pyro's param store has
+        parameters of these names, after it has been loaded for instance, the model takes their
+        values.
+    :raises TypeError: If the likelihood is not a :class:`~pyro_dgp.gp.Likelihood`, for instance one
+        of Pyro's own.
+    :raises ValueError: If the layers do not fit together or ``num_data`` is not positive.
     """
+
+    layers: Sequence[Layer]
+    likelihood: Likelihood
 
     from_data = classmethod(configuration.from_data)
     predict = prediction.predict
@@ -63,10 +68,11 @@ class LatentDGP(UniquelyNamed):
             raise ValueError(
                 "likelihood is already part of a model: give every model a likelihood of its own."
             )
-        likelihood.check_output_dim(layers[-1].width(layers[-1].input_dim))
+        likelihood.check_output_dim(output_width(layers))
         super().__init__(name)
         self.num_data = check_integer("num_data", num_data, 1)
-        self.layers = PyroModule[nn.ModuleList](layers)
+        # Pyro does not annotate what PyroModule[...] returns.
+        self.layers = PyroModule[nn.ModuleList](layers)  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
         self.likelihood = likelihood
         self._last_batch = LastBatch()
         if name is not None:
@@ -76,16 +82,17 @@ class LatentDGP(UniquelyNamed):
     def model(self, X: Tensor, y: Tensor | None = None, **covariates: Tensor) -> Tensor:
         """p(y, z, u | X) with each GP layer's function marginalised as q(f).
 
-        The functions follow q(u) itself, whatever the value of the site ``u``, which stands for its
-        KL: conditioning on it, or running the model without the guide, is no draw from the prior.
+        The functions follow q(u), whatever the value of the site ``u``, which only contributes its
+        KL divergence. To condition on ``u``, or to run the model without the guide, is therefore
+        not to draw from the prior.
 
-        :param torch.Tensor X: A minibatch of inputs, [B, D].
-        :param torch.Tensor y: Its targets, [B] or [B, P]; None draws them.
-        :param covariates: What the likelihood takes per row, such as ``exposure`` [B]; and
+        :param torch.Tensor X: Inputs of a minibatch, [B, D].
+        :param torch.Tensor y: Targets of the minibatch, [B] or [B, P]; None to draw them.
+        :param covariates: Covariates of the likelihood per row, such as ``exposure`` [B]; and
             ``weight`` [B], by which a row's log density is multiplied.
-        :returns: y, or draws of it.
-        :raises TypeError: If X or y is not a tensor of a dtype that fits the model.
-        :raises ValueError: If a shape is wrong, or a value is not finite or no possible target.
+        :returns: Targets, given or drawn.
+        :raises TypeError: If X or y is not a tensor of the model's dtype.
+        :raises ValueError: If a shape is wrong, or a value is not finite or not a possible target.
         """
         self._check(X, y, covariates)
         self.likelihood.model()
@@ -98,14 +105,15 @@ class LatentDGP(UniquelyNamed):
     def guide(self, X: Tensor, y: Tensor | None = None, **covariates: Tensor) -> None:
         """q(u) and, given y, q(z | x, y).
 
-        :param torch.Tensor X: A minibatch of inputs, [B, D].
-        :param torch.Tensor y: Its targets; None, as in prediction, leaves z to its prior.
-        :param covariates: As those of :meth:`model`; the guide does not look at them.
+        :param torch.Tensor X: Inputs of a minibatch, [B, D].
+        :param torch.Tensor y: Targets of the minibatch; None, as in prediction, to leave z to its
+            prior.
+        :param covariates: Covariates as in :meth:`model`, which the guide does not use.
         """
         self._check(X, y, covariates)
         self.likelihood.guide()
         self._refuse_batched([layer.guide() for layer in self.layers])
-        # Without y a latent input is not drawn, and a plate without a site confuses Predictive.
+        # Without y no latent input is drawn, and Predictive cannot handle a plate without a site.
         drawn = [layer for layer in self.layers[:-1] if layer.noise_dim]
         drawn = [layer for layer in drawn if y is not None or not layer.latent_dim]
         if drawn:
@@ -118,7 +126,7 @@ class LatentDGP(UniquelyNamed):
     def plate(self, X: Tensor) -> pyro.plate:
         """The data plate of a minibatch, dim -1; it scales by num_data / B.
 
-        :param torch.Tensor X: [B, D].
+        :param torch.Tensor X: Inputs of the minibatch, [B, D].
         """
         size = max(self.num_data, len(X))
         subsample = torch.arange(len(X), device=X.device)
@@ -126,12 +134,12 @@ class LatentDGP(UniquelyNamed):
 
     @pyro_method
     def function(self, X: Tensor, plate: pyro.plate) -> tuple[Tensor, Tensor]:
-        """The model up to its last layer: what a likelihood, or a larger model, takes from there.
+        """The model without its likelihood, for a larger model that has its own.
 
-        Call it outside the plate; it enters the plate by itself. :meth:`guide` is its guide.
+        Call it outside the plate, which it enters itself. Its guide is :meth:`guide`.
 
-        :param torch.Tensor X: [B, D].
-        :param plate: :meth:`plate` of X.
+        :param torch.Tensor X: Inputs of a minibatch, [B, D].
+        :param plate: Data plate, the :meth:`plate` of X.
         :returns: Marginal means and variances of the last layer's F functions, [..., B, F] each.
         """
         self._refuse_batched([layer.model() for layer in self.layers])
@@ -151,7 +159,7 @@ class LatentDGP(UniquelyNamed):
             )
 
     def _fixed_inputs(self, z: Tensor | None) -> dict[Layer, Tensor]:
-        """The latent layer and its z, if that is to be fixed."""
+        """The latent layer and its z, if z is to be fixed."""
         if z is None:
             return {}
         latent = [layer for layer in self.layers if layer.latent_dim]
@@ -188,8 +196,7 @@ class LatentDGP(UniquelyNamed):
                 raise ValueError(
                     f"The batch has {len(X)} rows, more than num_data = {self.num_data}."
                 )
-            last = self.layers[-1]
-            likelihood.check_shape(y, last.width(last.input_dim))
+            likelihood.check_shape(y, output_width(self.layers))
             given = {name: v for name, v in covariates.items() if name != "weight"}
             likelihood.check_targets(y, **given)
         self._last_batch.keep(batch)

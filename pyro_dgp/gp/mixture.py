@@ -1,61 +1,70 @@
 """The predictive distribution of a latent-variable deep GP: an equal mixture over draws."""
 
+import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import pyro.distributions as dist
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, constraints
+from torch.distributions import Distribution, Normal, constraints
 
 from pyro_dgp.gp.batches import converted, held, mapped
 from pyro_dgp.gp.crps import expected_abs, integrated_crps, mean_distance, summed_crps
+from pyro_dgp.gp.derived import Composite
+from pyro_dgp.gp.likelihoods.collapsed import Marginal
 from pyro_dgp.gp.quantiles import bracket, invert, invert_on_lattice, invert_smooth
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["PredictiveMixture"]
 
-# Elements of a temporary array: 2^17 doubles are 1 MiB, which stays in a core's cache.
+D = TypeVar("D", bound=Distribution)
+
+# Elements of a temporary array: 2^17 doubles are 1 MiB, which fit a core's cache.
 _CHUNK = 2**17
-# Rows of which quantiles are sought at once.
+# Rows whose quantiles are computed at once.
 _ROWS = 512
-# Sums over a lattice of more points than this become integrals.
+# A sum over more lattice points than this is replaced by an integral.
 _MOST_LATTICE_POINTS = 4096
-# Components that smooth one another's quadrature.
+# From this number of components on, few quadrature nodes per component are enough.
 _MANY = 100
-# Numbers that show where a mixture is.
+# Smallest size of a sample from which quantiles start.
 _SAMPLE = 256
-# The golden ratio, of which multiples are spread most evenly.
+# The golden ratio, whose multiples modulo 1 are spread most evenly.
 _GOLDEN = (math.sqrt(5) - 1) / 2
-# The CRPS leaves out what lies beyond quantiles of this probability.
+# The CRPS neglects the tails beyond quantiles of this probability.
 _TAIL = 1e-5
 
 
-class PredictiveMixture(dist.TorchDistribution):
+class PredictiveMixture(Composite):
     r"""Equal mixture :math:`\frac1S \sum_s p_s(y)` of S components.
 
-    ``log_prob`` is the joint density of a target; ``cdf``, ``icdf``, ``quantile`` and ``crps`` look
-    at each output's marginal by itself. They work through the components in chunks, so that no
-    temporary array is much larger than the components' parameters.
+    ``log_prob`` is the joint density of a target; ``cdf``, ``icdf``, ``quantile`` and ``crps`` are
+    those of each output's marginal. All process the components in chunks, so that no temporary
+    array is much larger than the components' parameters.
 
-    What a component does not have (such as the ``cdf`` of classes), the mixture does not have,
-    either: NotImplementedError.
+    A method that a component does not have (such as the ``cdf`` of classes) raises
+    NotImplementedError.
 
-    :param components: A distribution with batch shape [S, N], or [S, N, P] with ``event_dim=1``,
-        elementwise over outputs; or several with numbers of components that add up to S.
+    :param components: Components, a distribution with batch shape [S, N], or [S, N, P] with
+        ``event_dim=1``, elementwise over outputs; or several, which together have S components.
     :param int event_dim: 0 for batch shape [N]; 1 for batch shape [N] and event shape [P].
     :raises ValueError: If there is no dimension of components.
     """
 
-    arg_constraints = {}
     has_rsample = False
 
     def __init__(
         self,
         components: Distribution | Sequence[Distribution],
         event_dim: int = 0,
-        validate_args=None,
+        validate_args: bool | None = None,
     ) -> None:
-        parts = [components] if isinstance(components, Distribution) else list(components)
+        given = [components] if isinstance(components, Distribution) else components
+        parts: list[Distribution] = list(given)
         shape = parts[0].batch_shape
         if len(shape) < 1 + event_dim or any(p.batch_shape[1:] != shape[1:] for p in parts):
             raise ValueError(
@@ -63,8 +72,10 @@ class PredictiveMixture(dist.TorchDistribution):
                 f"need [num_components, ...] with {event_dim} dimensions of outputs, the same but "
                 "for num_components."
             )
-        if len(parts) > 1 and all(isinstance(part, torch.distributions.Normal) for part in parts):
-            loc, scale = (torch.cat([getattr(p, n) for p in parts]) for n in ("loc", "scale"))
+        normals = [p for p in parts if isinstance(p, Normal)]
+        if len(normals) == len(parts) > 1:
+            loc = torch.cat([p.loc for p in normals])
+            scale = torch.cat([p.scale for p in normals])
             parts = [dist.Normal(loc, scale, validate_args=False)]
         self.parts = parts
         split = len(shape) - event_dim
@@ -74,7 +85,7 @@ class PredictiveMixture(dist.TorchDistribution):
     def components(self) -> Distribution:
         """The components as one distribution.
 
-        :raises ValueError: If they are several, as with priors on hyperparameters.
+        :raises ValueError: If there are several distributions, as with priors on hyperparameters.
         """
         if len(self.parts) > 1:
             raise ValueError(f"The components are {len(self.parts)} distributions: see `parts`.")
@@ -82,14 +93,14 @@ class PredictiveMixture(dist.TorchDistribution):
 
     @property
     def num_components(self) -> int:
-        """S."""
+        """Number of components S."""
         return sum(part.batch_shape[0] for part in self.parts)
 
     @property
-    def support(self):
+    def support(self) -> constraints.Constraint:
         return constraints.independent(self.parts[0].support, self.event_dim)
 
-    def expand(self, batch_shape, _instance=None):
+    def expand(self, batch_shape: Sequence[int], _instance: None = None) -> "Self":
         old, new = len(self.batch_shape), torch.Size(batch_shape)
 
         def wide(t: Tensor) -> Tensor:
@@ -98,26 +109,26 @@ class PredictiveMixture(dist.TorchDistribution):
 
         return self._with([mapped(part, wide) for part in self.parts])
 
-    def __getitem__(self, rows) -> "PredictiveMixture":
+    def __getitem__(self, rows: slice | Sequence[int] | Tensor) -> "Self":
         """The distribution of some rows of the batch.
 
-        :param rows: An index into the batch's first dimension: a slice, a list or a tensor.
+        :param rows: Index into the first batch dimension: a slice, a list or a tensor.
         """
         return self._with([mapped(part, lambda t: t[:, rows]) for part in self.parts])
 
-    def affine(self, loc: Tensor | float, scale: Tensor | float) -> "PredictiveMixture":
+    def affine(self, loc: Tensor | float, scale: Tensor | float) -> "Self":
         """The distribution of loc + scale y.
 
-        :param loc: A number, or one per output [P].
-        :param scale: Positive, likewise.
+        :param loc: Shift, a number, or one per output [P].
+        :param scale: Positive factor, a number, or one per output [P].
         """
         return self._with([_affine(part, loc, scale) for part in self.parts])
 
     def marginal(self, output: int) -> "PredictiveMixture":
         """The distribution of one of several outputs: batch shape [N], no event shape.
 
-        :param int output: Which, from 0 to P - 1.
-        :raises ValueError: If targets have no dimension of outputs, or no such output.
+        :param int output: Index of the output, from 0 to P - 1.
+        :raises ValueError: If targets have no dimension of outputs, or there is no such output.
         """
         if not self.event_dim or not 0 <= output < self.event_shape[-1]:
             raise ValueError(
@@ -125,77 +136,82 @@ class PredictiveMixture(dist.TorchDistribution):
             )
         return PredictiveMixture([_output(p, output) for p in self.parts], validate_args=False)
 
-    def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> "PredictiveMixture":
-        """The mixture in another dtype and on a device."""
+    def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> "Self":
+        """The mixture in another dtype and on another device."""
         return self._with([converted(part, dtype, torch.device(device)) for part in self.parts])
 
-    def drawn(self, generator: torch.Generator | None = None) -> "PredictiveMixture":
-        """The mixture with components in closed form in place of integrals, where draws give them.
+    def drawn(self, generator: torch.Generator | None = None) -> "Self":
+        """The mixture with closed-form components in place of integrals, by draws, where possible.
 
-        Of many components it is as good an estimate, and much faster to work with.
+        With many components it is as good an estimate, and its methods are much faster.
 
-        :param torch.Generator generator: Source of the draws; None for torch's global one.
+        :param torch.Generator generator: Source of the draws; None for torch's global generator.
         """
-        return self._with([p.drawn(generator) if hasattr(p, "drawn") else p for p in self.parts])
+        return self._with(
+            [p.drawn(generator) if isinstance(p, Marginal) else p for p in self.parts]
+        )
 
     @property
     def mean(self) -> Tensor:
-        """[N] or [N, P]."""
+        """Mean of the targets, [N] or [N, P]."""
         return self._total(lambda p: p.mean) / self.num_components
 
     @property
     def variance(self) -> Tensor:
-        """By the law of total variance: mean of the variances plus variance of the means."""
+        """Variance of the targets, [N] or [N, P], by the law of total variance."""
         mean = self.mean
         total = self._total(lambda p: p.variance + (p.mean - mean).square())
         return total / self.num_components
 
     @property
     def probs(self) -> Tensor:
-        """Probabilities of classes, [N, C], or of a 1, [N]."""
-        found = [getattr(part, "probs", None) for part in self.parts]
-        if any(p is None for p in found):
+        """Probabilities of the classes, [N, C], or of a 1, [N]."""
+        given = [getattr(part, "probs", None) for part in self.parts]
+        found = [p.sum(0) for p in given if p is not None]
+        if len(found) < len(given):
             raise NotImplementedError("Only classes have probabilities.")
-        return sum(p.sum(0) for p in found) / self.num_components
+        return _sum(found) / self.num_components
 
-    def sample(self, sample_shape=()) -> Tensor:
-        """``sample_shape`` + [N] or [N, P]; outputs of one target share their component."""
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Draws, ``sample_shape`` + [N] or [N, P]; a target's outputs share their component."""
         shape = torch.Size(sample_shape) + self.batch_shape
         index = torch.randint(self.num_components, shape)
         batch = torch.meshgrid(*map(torch.arange, self.batch_shape), indexing="ij")
-        found, first = None, 0
+        first, found = 0, torch.empty(())
         for part in self.parts:
             last = first + part.batch_shape[0]
             mine = (index >= first) & (index < last)
             places = (index - first).clamp(0, last - first - 1), *batch
             draws = mapped(part, lambda t, places=places: t[places]).sample()
             mine = mine.reshape(mine.shape + (1,) * self.event_dim).to(draws.device)
-            found = draws if found is None else torch.where(mine, draws, found)
+            found = torch.where(mine, draws, found) if first else draws
             first = last
         return found
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log density (or log probability) of a target.
 
-        :param torch.Tensor value: [..., N] or [..., N, P].
-        :returns: [..., N].
+        :param torch.Tensor value: Targets, [..., N] or [..., N, P].
+        :returns: Log densities, [..., N].
         """
         if self._validate_args:
             self._validate_sample(value)
-        dim, total = -1 - len(self.batch_shape), None
-        for component, y in self._chunks(value):
-            log_prob = component.log_prob(y)
-            log_prob = log_prob.sum(-1) if self.event_dim else log_prob
-            part = log_prob.logsumexp(dim)
-            total = part if total is None else torch.logaddexp(total, part)
-        return total - math.log(self.num_components)
+        dim, y = -1 - len(self.batch_shape), self._beside_components(value)
+
+        def summed(part: Distribution) -> Tensor:
+            log_prob = part.log_prob(y)
+            return (log_prob.sum(-1) if self.event_dim else log_prob).logsumexp(dim)
+
+        chunks = map(summed, self._chunks(self.parts, y.numel()))
+        return functools.reduce(torch.logaddexp, chunks) - math.log(self.num_components)
 
     def cdf(self, value: Tensor) -> Tensor:
         """P(y <= value) for each output's marginal; the shape of ``value``."""
         value = self._tensor(value)
-        if self._is_normal:
-            return 0.5 + 0.5 * self._average(value, _normal_erf)
-        return self._average(value, lambda component, y: component.cdf(y))
+        normal = self._normal
+        if normal is not None:
+            return 0.5 + 0.5 * self._average([normal], value, _normal_erf)
+        return self._average(self.parts, value, lambda part, y: part.cdf(y))
 
     def icdf(self, value: Tensor) -> Tensor:
         """Inverse of :meth:`cdf`: the smallest y with P(target <= y) >= value.
@@ -208,16 +224,17 @@ class PredictiveMixture(dist.TorchDistribution):
         if not bool(((p > 0) & (p < 1)).all()):
             raise ValueError("Probabilities must lie strictly between 0 and 1.")
         p = p.expand(torch.broadcast_shapes(p.shape, self.batch_shape + self.event_shape))
-        if self._is_normal:
+        normal = self._normal
+        if normal is not None:
             if len(self.batch_shape) != 1 or self.batch_shape[0] <= _ROWS:
-                return self._normal_icdf(p)
+                return self._normal_icdf(normal, p)
             dim = -1 - self.event_dim
             parts = (slice(i, i + _ROWS) for i in range(0, self.batch_shape[0], _ROWS))
             found = zip(parts, p.split(_ROWS, dim), strict=True)
-            return torch.cat([self[rows]._normal_icdf(p_rows) for rows, p_rows in found], dim)
+            return torch.cat([self[rows].icdf(p_rows) for rows, p_rows in found], dim)
         if not self._is_coarse:
             return self._inverse(self.cdf, p, *bracket(self.cdf, p))
-        # With few nodes in each component up to a thousandth, then exactly from there.
+        # First with few nodes per component, to a relative error of 1e-3, then exactly from there.
         x = self._inverse(self._score_cdf, p, *bracket(self._score_cdf, p), 1e-3)
         width = 1e-3 * x.abs() + (1e-6 if self.lattice is None else self.lattice[1])
         return self._inverse(self.cdf, p, *bracket(self.cdf, p, x, width))
@@ -225,7 +242,7 @@ class PredictiveMixture(dist.TorchDistribution):
     def quantile(self, q: Tensor | float) -> Tensor:
         """Quantiles of each output's marginal.
 
-        :param q: A probability, or a tensor of probabilities of any shape.
+        :param q: Probability, or a tensor of probabilities of any shape.
         :returns: ``q.shape`` + [N] or [N, P].
         :raises ValueError: If a probability is not strictly between 0 and 1.
         """
@@ -235,19 +252,19 @@ class PredictiveMixture(dist.TorchDistribution):
     def crps(self, value: Tensor) -> Tensor:
         r"""Continuous ranked probability score of each output's marginal; smaller is better.
 
-        For normal components in closed form, all pairs of them or enough (see
-        :mod:`~pyro_dgp.gp.crps`); for others by an integral over the distribution function; for
-        targets on a lattice, such as counts, by its sum.
+        For normal components in closed form, by all pairs of them or by enough (see
+        :mod:`~pyro_dgp.gp.crps`); for other components by an integral over the distribution
+        function; for targets on a lattice, such as counts, by a sum.
 
-        :param torch.Tensor value: [..., N] or [..., N, P].
-        :returns: The shape of ``value``, in its units.
+        :param torch.Tensor value: Targets, [..., N] or [..., N, P].
+        :returns: Scores, of the shape and in the units of ``value``.
         """
         if self._validate_args:
             self._validate_sample(value)
         value = self._tensor(value)
-        if self._is_normal:
-            p = self.components
-            to_value = self._average(value, lambda p, y: expected_abs(p.loc - y, p.scale))
+        p = self._normal
+        if p is not None:
+            to_value = self._average([p], value, lambda p, y: expected_abs(p.loc - y, p.scale))
             return to_value - 0.5 * mean_distance(p.loc, p.scale, _CHUNK)
         shape = self.batch_shape + self.event_shape
         ends = value.new_tensor([_TAIL, 1 - _TAIL]).reshape(2, *[1] * len(shape))
@@ -262,65 +279,66 @@ class PredictiveMixture(dist.TorchDistribution):
         return integrated_crps(self._score_cdf, low, high, value)
 
     @property
-    def _is_normal(self) -> bool:
-        return all(isinstance(part, torch.distributions.Normal) for part in self.parts)
+    def _normal(self) -> Normal | None:
+        """The components, if they are normal."""
+        part = self.parts[0]
+        return part if isinstance(part, Normal) and len(self.parts) == 1 else None
 
     @property
     def lattice(self) -> tuple[float, float] | None:
-        """An origin and a step, if targets lie on origin + step k and have probabilities."""
+        """Origin and step, if targets lie on origin + step k and have probabilities; else None."""
         part = self.parts[0]
-        if hasattr(part, "lattice"):
-            return part.lattice
-        return (0.0, 1.0) if part.support.is_discrete else None
+        integers = part.support is not None and part.support.is_discrete
+        return getattr(part, "lattice", (0.0, 1.0) if integers else None)
 
     def _tensor(self, value: Tensor | float) -> Tensor:
         like = next(held(self.parts[0]))
         return torch.as_tensor(value, dtype=like.dtype, device=like.device)
 
-    def _with(self, parts: list[Distribution]) -> "PredictiveMixture":
-        return PredictiveMixture(parts, self.event_dim, validate_args=False)
+    def _with(self, parts: list[Distribution]) -> "Self":
+        return type(self)(parts, self.event_dim, validate_args=False)
 
-    def _chunks(self, value: Tensor | None = None) -> Iterator[tuple[Distribution, Tensor | None]]:
-        """Some components at a time, few enough that a chunk times ``value`` is small.
-
-        With them ``value``, with a dimension of 1 where components have theirs.
-        """
+    def _beside_components(self, value: Tensor) -> Tensor:
+        """The value with a dimension of 1 where components have theirs."""
         shape = self.batch_shape + self.event_shape
-        size, y = shape.numel(), None
-        if value is not None:
-            size = max(size, value.numel())
-            y = value.reshape((1,) * (len(shape) - value.dim()) + value.shape)
-            y = y.unsqueeze(-1 - len(shape))
-        for part in self.parts:
+        value = value.reshape((1,) * (len(shape) - value.dim()) + value.shape)
+        return value.unsqueeze(-1 - len(shape))
+
+    def _chunks(self, parts: Sequence[D], size: int = 0) -> Iterator[D]:
+        """A few components at a time, so that an array of them by ``size`` elements is small."""
+        size = max(size, (self.batch_shape + self.event_shape).numel())
+        for part in parts:
             nodes = getattr(part, "num_nodes", 1)
             step, S = max(1, _CHUNK // max(1, size * nodes)), part.batch_shape[0]
             for start in range(0, S, step):
                 some = slice(start, start + step)
-                yield part if step >= S else mapped(part, lambda t, some=some: t[some]), y
+                yield part if step >= S else mapped(part, lambda t, some=some: t[some])
 
     def _total(self, fn: Callable[[Distribution], Tensor]) -> Tensor:
-        return sum(fn(component).sum(0) for component, _ in self._chunks())
+        return _sum(fn(part).sum(0) for part in self._chunks(self.parts))
 
-    def _average(self, value: Tensor, fn: Callable[[Distribution, Tensor], Tensor]) -> Tensor:
+    def _average(
+        self, parts: Sequence[D], value: Tensor, fn: Callable[[D, Tensor], Tensor]
+    ) -> Tensor:
         shape = self.batch_shape + self.event_shape
-        size = value.numel() * getattr(self.parts[0], "num_nodes", 1)
+        size = value.numel() * getattr(parts[0], "num_nodes", 1)
         if value.dim() > len(shape) and len(value) > 1 and size > _CHUNK:
             some = max(1, len(value) * _CHUNK // size)
-            return torch.cat([self._average(v, fn) for v in value.split(some)])
-        chunks = self._chunks(value)
-        total = sum(fn(component, y).sum(-1 - len(shape)) for component, y in chunks)
-        return total / self.num_components
+            return torch.cat([self._average(parts, v, fn) for v in value.split(some)])
+        y = self._beside_components(value)
+        chunks = self._chunks(parts, y.numel())
+        return _sum(fn(part, y).sum(-1 - len(shape)) for part in chunks) / self.num_components
 
     @property
     def _is_coarse(self) -> bool:
-        """Whether components are so many that few nodes in each will do."""
+        """Whether there are so many components that a few nodes in each are enough."""
         return self.num_components >= _MANY and hasattr(self.parts[0], "coarse_cdf")
 
     def _score_cdf(self, value: Tensor) -> Tensor:
-        """:meth:`cdf`, coarser in each of many components, where scores need it at many points."""
+        """:meth:`cdf`, coarser in each of many components, for scores, which need many points."""
         if not self._is_coarse:
             return self.cdf(value)
-        return self._average(value, lambda p, y: getattr(p, "coarse_cdf", p.cdf)(y))
+        return self._average(self.parts, value, lambda p, y: getattr(p, "coarse_cdf", p.cdf)(y))
 
     def _inverse(
         self, cdf: Callable, p: Tensor, low: Tensor, high: Tensor, tolerance: float = 0.0
@@ -329,56 +347,62 @@ class PredictiveMixture(dist.TorchDistribution):
             return invert_on_lattice(cdf, self.lattice, p, low, high)
         return invert(cdf, p, low, high, tolerance)
 
-    def _normal_icdf(self, p: Tensor) -> Tensor:
+    def _normal_icdf(self, normal: Normal, p: Tensor) -> Tensor:
         """By Newton's method from quantiles of a sample."""
-        low, high = self._ends(p)
-        sample, flat = self._sorted_sample(), p.reshape(-1, *self.batch_shape, *self.event_shape)
+
+        def density(value: Tensor) -> Tensor:
+            return self._average([normal], value, _normal_density) / math.sqrt(2 * math.pi)
+
+        low, high = self._ends(normal, p)
+        sample, flat = sorted_sample(normal), p.reshape(-1, *self.batch_shape, *self.event_shape)
         i = (flat * len(sample)).long().clamp_max(len(sample) - 1)
         start = sample.gather(0, i).reshape(p.shape).clamp(low, high)
-        smallest = self.components.scale.amin(0)
-        return invert_smooth(self.cdf, self._normal_density, start, p, low, high, smallest)
+        return invert_smooth(self.cdf, density, start, p, low, high, normal.scale.amin(0))
 
-    def _normal_density(self, value: Tensor) -> Tensor:
-        return self._average(value, _normal_density) / math.sqrt(2 * math.pi)
-
-    def _ends(self, p: Tensor) -> tuple[Tensor, Tensor]:
-        """Of normal components: between the smallest and the largest of their quantiles."""
+    def _ends(self, normal: Normal, p: Tensor) -> tuple[Tensor, Tensor]:
+        """Between the smallest and the largest quantile of normal components."""
         z, dim = torch.special.ndtri(p), -1 - len(self.batch_shape + self.event_shape)
-        low = high = None
-        for component, z_ in self._chunks(z):
-            quantiles = component.loc + z_ * component.scale
-            lo, hi = quantiles.amin(dim), quantiles.amax(dim)
-            low = lo if low is None else torch.minimum(low, lo)
-            high = hi if high is None else torch.maximum(high, hi)
+        z = self._beside_components(z)
+        low, high = torch.full_like(p, torch.inf), torch.full_like(p, -torch.inf)
+        for part in self._chunks([normal], z.numel()):
+            quantiles = part.loc + z * part.scale
+            low = torch.minimum(low, quantiles.amin(dim))
+            high = torch.maximum(high, quantiles.amax(dim))
         margin = torch.finfo(p.dtype).eps * (1 + torch.maximum(low.abs(), high.abs()))
         return low - margin, high + margin
 
-    def _sorted_sample(self) -> Tensor:
-        """Of normal components: numbers of each, evenly through its distribution, in order.
 
-        :returns: [at least ``_SAMPLE``, N] or [..., N, P], as many of each component.
-        """
-        loc, scale = self.components.loc, self.components.scale
-        each = math.ceil(_SAMPLE / len(loc))
-        loc, scale = (t.repeat(each, *[1] * (t.dim() - 1)) for t in (loc, scale))
-        # A low-discrepancy sequence: neighbours, which may be alike, lie far apart in it.
-        u = (torch.arange(len(loc), dtype=torch.float64, device=loc.device) + 0.5) * _GOLDEN % 1
-        z = torch.special.ndtri(u).to(loc).reshape(-1, *[1] * (loc.dim() - 1))
-        # The last dimension is sorted much faster.
-        return (loc + z * scale).movedim(0, -1).contiguous().sort(-1).values.movedim(-1, 0)
+def sorted_sample(normal: Normal) -> Tensor:
+    """A sorted, evenly spread sample of an equal mixture of normals.
+
+    :param normal: Components, batch shape [S, N] or [S, N, P].
+    :returns: At least ``_SAMPLE`` numbers per row, [..., N] or [..., N, P], the same number from
+        each component.
+    """
+    each = math.ceil(_SAMPLE / len(normal.loc))
+    loc, scale = (t.repeat(each, *[1] * (t.dim() - 1)) for t in (normal.loc, normal.scale))
+    # A low-discrepancy sequence: neighbouring components, which may be alike, get distant values.
+    u = (torch.arange(len(loc), dtype=torch.float64, device=loc.device) + 0.5) * _GOLDEN % 1
+    z = torch.special.ndtri(u).to(loc).reshape(-1, *[1] * (loc.dim() - 1))
+    # Sorting is much faster along the last dimension.
+    return (loc + z * scale).movedim(0, -1).contiguous().sort(-1).values.movedim(-1, 0)
 
 
-class _Affine(dist.TorchDistribution):
+class _Affine(Composite):
     """loc + scale y, elementwise."""
 
-    arg_constraints = {}
-
-    def __init__(self, base, loc, scale, validate_args=None):
+    def __init__(
+        self,
+        base: Distribution,
+        loc: Tensor | float,
+        scale: Tensor | float,
+        validate_args: bool | None = None,
+    ) -> None:
         self.base, self.loc, self.scale = base, loc, scale
         super().__init__(base.batch_shape, validate_args=validate_args)
 
     @property
-    def support(self):
+    def support(self) -> constraints.Constraint:
         return constraints.real
 
     @property
@@ -386,74 +410,80 @@ class _Affine(dist.TorchDistribution):
         return getattr(self.base, "num_nodes", 1)
 
     @property
-    def lattice(self):
+    def lattice(self) -> tuple[float, float] | None:
         lattice = getattr(self.base, "lattice", None)
         if lattice is None or torch.as_tensor(self.loc + self.scale).numel() > 1:
-            return None  # there is none, or not one for all outputs
+            return None  # there is none, or it differs between outputs
         found = self.loc + self.scale * lattice[0], self.scale * lattice[1]
-        # Decimals, as which targets were written, without what standardising has left.
+        # Decimal numbers, as the targets were written, without the rounding of standardisation.
         origin, step = (float(f"{float(v):.12g}") for v in found)
         return origin, step
 
     @property
-    def mean(self):
+    def mean(self) -> Tensor:
         return self.loc + self.scale * self.base.mean
 
     @property
-    def variance(self):
+    def variance(self) -> Tensor:
         return self.scale**2 * self.base.variance
 
-    def coarse_cdf(self, value):
+    def coarse_cdf(self, value: Tensor) -> Tensor:
         coarse = getattr(self.base, "coarse_cdf", self.base.cdf)
         return coarse(self._back(value))
 
-    def _back(self, value):
+    def _back(self, value: Tensor) -> Tensor:
         return (value - self.loc) / self.scale
 
-    def cdf(self, value):
+    def cdf(self, value: Tensor) -> Tensor:
         return self.base.cdf(self._back(value))
 
-    def log_prob(self, value):
+    def log_prob(self, value: Tensor) -> Tensor:
         log_prob = self.base.log_prob(self._back(value))
-        # Probabilities stay as they are, densities are per unit.
+        # Densities are per unit of y; probabilities are not.
         per_unit = log_prob - torch.as_tensor(self.scale).log()
         return torch.where(self.has_mass(value), log_prob, per_unit)
 
-    def has_mass(self, value):
-        """Whether ``log_prob`` is that of a probability at a value."""
+    def has_mass(self, value: Tensor) -> Tensor:
+        """Whether ``log_prob`` at a value is the logarithm of a probability, not of a density."""
         value = self._back(value)
-        if hasattr(self.base, "has_mass"):
+        if isinstance(self.base, Marginal | _Affine):
             return self.base.has_mass(value)
         discrete = getattr(self.base, "lattice", None) is not None
         return torch.full_like(value, discrete, dtype=torch.bool)
 
-    def sample(self, sample_shape=()):
-        return self.loc + self.scale * self.base.sample(sample_shape)
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        return self.loc + self.scale * self.base.sample(torch.Size(sample_shape))
 
 
-def _normal_erf(component: Distribution, y: Tensor) -> Tensor:
+def _sum(terms: Iterable[Tensor]) -> Tensor:
+    return functools.reduce(torch.add, terms)
+
+
+def _normal_erf(component: Normal, y: Tensor) -> Tensor:
     """2 F - 1, in few passes over memory."""
     return (y - component.loc).mul_((math.sqrt(2) * component.scale).reciprocal()).erf_()
 
 
-def _normal_density(component: Distribution, y: Tensor) -> Tensor:
-    """Without the root of 2 pi; powers of 2 are faster than exponentials."""
+def _normal_density(component: Normal, y: Tensor) -> Tensor:
+    """The density times the root of 2 pi; powers of 2 are faster than exponentials."""
     inverse = component.scale.reciprocal()
     z = (y - component.loc).mul_(math.sqrt(0.5 / math.log(2)) * inverse)
     return z.square_().neg_().exp2_().mul_(inverse)
 
 
 def _output(part: Distribution, output: int) -> Distribution:
-    """Of a batch [S, N, P] the part [S, N] of one output."""
+    """The distribution [S, N] of one output of a batch [S, N, P]."""
     if isinstance(part, _Affine):
-        loc, scale = (v[output] if torch.as_tensor(v).dim() else v for v in (part.loc, part.scale))
+        loc, scale = (
+            v[output] if isinstance(v, Tensor) and v.dim() else v for v in (part.loc, part.scale)
+        )
         return _Affine(_output(part.base, output), loc, scale, validate_args=False)
-    # By position: what is held may have dimensions of its own at the end.
+    # By position, since parameters may have further dimensions at the end.
     where = (slice(None),) * (len(part.batch_shape) - 1) + (output,)
     return mapped(part, lambda t: t[where])
 
 
 def _affine(part: Distribution, loc: Tensor | float, scale: Tensor | float) -> Distribution:
-    if isinstance(part, torch.distributions.Normal):
+    if isinstance(part, Normal):
         return dist.Normal(loc + scale * part.loc, scale * part.scale, validate_args=False)
     return _Affine(part, loc, scale, validate_args=False)

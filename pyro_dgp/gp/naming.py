@@ -1,23 +1,27 @@
-"""One name a model in Pyro's param store, where modules of one name would share parameters."""
+"""One name per model in Pyro's param store, where modules of one name would share parameters."""
 
 import copy
 import weakref
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import pyro
 from pyro.nn import PyroModule
 from pyro.params.param_store import param_with_module_name
 from torch import nn
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 __all__ = ["UniquelyNamed"]
 
 
 class UniquelyNamed(PyroModule):
-    """A root module whose name no other one of the process has, copies included.
+    """A root module with a name that is unique in the process, also among copies.
 
-    :param str name: The prefix of its sites and parameters; None for ``dgp``, ``dgp2`` and so on.
-        Where Pyro's param store has parameters of that name (it has been loaded, for instance),
-        :meth:`_go_on_from_store` takes their values.
+    :param str name: Prefix of the names of its sites and parameters; None for ``dgp``, ``dgp2`` and
+        so on. If Pyro's param store already has parameters of that name (after it has been loaded,
+        for instance), a subclass takes their values with :meth:`_go_on_from_store`.
     """
 
     def __init__(self, name: str | None = None) -> None:
@@ -29,35 +33,35 @@ class UniquelyNamed(PyroModule):
         """Prefix of the names of this model's sites and parameters."""
         return self._pyro_name
 
-    def _pyro_set_supermodule(self, name, context):
-        # Two larger modules that call their part `dgp` must not share its parameters.
+    def _pyro_set_supermodule(self, name: str, context: Any) -> None:
+        # Two larger modules with a submodule `dgp` each must not share its parameters.
         super()._pyro_set_supermodule(self._pyro_name, context)
 
-    def __deepcopy__(self, memo):
-        new = self.__class__.__new__(self.__class__)
+    def __deepcopy__(self, memo: dict) -> "Self":
+        new = object.__new__(type(self))
         memo[id(self)] = new
-        new.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        vars(new).update(copy.deepcopy(vars(self), memo))
         new._take_own_name()
         return new
 
-    def __copy__(self):
+    def __copy__(self) -> "Self":
         # A shallow copy would share submodules, each of which has one name.
         return copy.deepcopy(self)
 
-    def __setstate__(self, state):
+    def __setstate__(self, state: dict) -> None:
         super().__setstate__(state)
         self._take_own_name()
 
     def _go_on_from_store(self) -> None:
-        """Parameters take the values that the param store has for them, and their places there.
+        """Copies the values of parameters from the param store, and registers these in their place.
 
-        Pyro registers a module's parameters at their first use, and where the store has others of
-        these names, optimisers train those, but the module computes with its own.
+        Pyro registers a module's parameters at their first use. If the store already has others of
+        the same names, optimisers would train those, while the module computes with its own.
 
-        :raises ValueError: If shapes disagree; then nothing is changed.
+        :raises ValueError: If shapes differ; nothing is changed then.
         """
         store = pyro.get_param_store()
-        stored = {key: value.unconstrained() for key, value in store.items()}
+        stored = dict(store.named_parameters())
         mine = {key: p for key, p in self._named_as_in_store() if key in stored}
         for key, p in mine.items():
             if p.shape != stored[key].shape:

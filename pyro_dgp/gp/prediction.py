@@ -1,22 +1,28 @@
-"""From a fitted model to predictive mixtures, by functions of tensors alone.
+"""Predictive distributions of a fitted model, computed without Pyro primitives.
 
-No handler of Pyro's and no entry of its param store is touched, both of which are global: several
-threads may predict with one model, or beside another one's training.
+Pyro's handlers and its param store, which are global, are not involved. So several threads may
+predict with the same model, or while another model is being trained.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.distributions import Distribution
 
 from pyro_dgp._checks import check_integer
 from pyro_dgp.gp.batches import assembled
 from pyro_dgp.gp.fixed import fixed_copy, has_priors
 from pyro_dgp.gp.interpolation import interpolated
 from pyro_dgp.gp.layers import GPLayer, Layer
+from pyro_dgp.gp.likelihoods import Likelihood
 from pyro_dgp.gp.mixture import PredictiveMixture
 from pyro_dgp.gp.pathwise import unit_frequencies
+
+if TYPE_CHECKING:
+    from pyro_dgp.gp.latent_dgp import LatentDGP
 
 __all__ = ["draw_functions", "predict"]
 
@@ -26,10 +32,10 @@ _PREDICT_ROWS = 2**13
 _FEATURES = 2**22
 
 
-@torch.inference_mode(False)  # what a mixture does later may need derivatives
+@torch.inference_mode(False)  # methods of the mixture may need derivatives later
 @torch.no_grad()
 def predict(
-    self,
+    self: "LatentDGP",
     X: Tensor,
     num_samples: int = 1000,
     *,
@@ -40,20 +46,20 @@ def predict(
 ) -> PredictiveMixture:
     """Predictive distribution of the targets at new inputs.
 
-    An equal mixture over draws of z from its prior and of the hidden layers from q, each with
-    the last layer and the noise integrated. Hyperparameters with a prior are drawn from their
-    guide, anew for every sample. Safe to call from several threads at once.
+    An equal mixture over draws of z from its prior and of the hidden layers from q; each component
+    is integrated over the last layer and the noise. Hyperparameters with a prior are drawn from
+    their guide, once per sample. Several threads may call it at once.
 
     :param torch.Tensor X: New inputs, [N, D].
-    :param int num_samples: S, the number of components.
-    :param bool shared_draws: Give all rows the same draws of z and of the hidden layers' noise.
-        The distribution of a row is as good an estimate; it then varies smoothly with the
-        inputs, and does not depend on the rows it is asked for with.
-    :param torch.Tensor z: Fix the latent input of every row, [latent_dim], instead of drawing
-        it, to see what it does. Needs a single :class:`~pyro_dgp.gp.LatentLayer`.
+    :param int num_samples: Number of components S.
+    :param bool shared_draws: True for the same draws of z and of the hidden layers' noise in all
+        rows. Each row's distribution is as good an estimate; it then varies smoothly with the
+        inputs, and does not depend on the other rows.
+    :param torch.Tensor z: Fixed latent input of all rows, [latent_dim], to see its effect; None to
+        draw it. It needs a single :class:`~pyro_dgp.gp.LatentLayer`.
     :param torch.Generator generator: Source of the draws, on X's device; None for torch's global
-        one.
-    :param covariates: What the likelihood takes per row, such as ``exposure`` [N].
+        generator.
+    :param covariates: Covariates of the likelihood per row, such as ``exposure`` [N].
     :returns: A distribution with batch shape [N], and event shape [P] for targets [N, P].
     :raises TypeError: If X is not a floating-point tensor of the model's dtype, or the likelihood
         takes no such covariate.
@@ -62,11 +68,11 @@ def predict(
     """
     self._check(X, None, covariates)
     num_samples = check_integer("num_samples", num_samples, 1)
-    covariates.pop("weight", None)  # of training, where it belongs to y
+    covariates.pop("weight", None)  # a weight of y, for training only
     fixed = self._fixed_inputs(z)
 
     def noise(layer: Layer, samples: int, rows: int) -> Tensor | None:
-        """Of some samples and rows, [samples, rows, noise_dim]; None for a layer without."""
+        """Noise of some samples and rows, [samples, rows, noise_dim]; None without noise."""
         if not layer.noise_dim:
             return None
         if layer in fixed:
@@ -82,20 +88,24 @@ def predict(
             return [None if values is None else values[start:stop] for values in shared]
         return [noise(layer, stop - start, rows.stop - rows.start) for layer in hidden]
 
-    def component(layers, likelihood, start: int, stop: int, rows: slice):
+    def component(
+        layers: Sequence[Layer], likelihood: Likelihood, start: int, stop: int, rows: slice
+    ) -> Distribution:
         h = X[rows].expand(stop - start, -1, -1)
         for layer, epsilon in zip(layers[:-1], draws(start, stop, rows), strict=True):
             h = layer.propagate(h, epsilon)
         given = {name: value[rows] for name, value in covariates.items()}
         return likelihood.predictive(*layers[-1].marginal(h), **given)
 
-    def parts(model, start: int, stop: int):
-        """Components from ``start`` to ``stop``, of some samples and rows at a time."""
+    def parts(
+        model: "LatentDGP", start: int, stop: int
+    ) -> Iterator[tuple[tuple[slice, slice], Distribution]]:
+        """Components from ``start`` to ``stop``, a few samples and rows at a time."""
         layers = [layer.prepared() for layer in model.layers]
         if shared is None:
             step = max(1, _PREDICT_ROWS // len(X))
             num_rows = _PREDICT_ROWS
-        else:  # all samples of few rows: what their draws have in common is computed once
+        else:  # all samples of a few rows, because the samples share computations
             step = min(_PREDICT_ROWS, stop - start)
             num_rows = _PREDICT_ROWS // step
         for low in range(start, stop, step):
@@ -108,7 +118,7 @@ def predict(
                 found = component(some, model.likelihood, low, high, rows)
                 yield (slice(low - start, high - start), rows), found
 
-    def mixture_of(model, start: int, stop: int):
+    def mixture_of(model: "LatentDGP", start: int, stop: int) -> Distribution:
         return assembled(parts(model, start, stop), (stop - start, len(X)))
 
     if has_priors(self):
@@ -120,7 +130,7 @@ def predict(
 
 @torch.no_grad()
 def draw_functions(
-    self,
+    self: "LatentDGP",
     num_functions: int = 1,
     *,
     z: Tensor | None = None,
@@ -129,18 +139,19 @@ def draw_functions(
 ) -> Callable[[Tensor], Tensor]:
     """Draws whole functions from the model, for Thompson sampling and smooth pictures.
 
-    The latent input is drawn once per function from its prior, each GP layer is a function drawn
-    from q (:mod:`pyro_dgp.gp.pathwise`), the last one included; the likelihood's noise is not in
-    them. They are those of the parameters as they are now.
+    The latent input is drawn once per function from its prior, and each GP layer, the last one
+    included, is a function drawn from q (:mod:`pyro_dgp.gp.pathwise`). The likelihood's noise is
+    not included. Later changes of the parameters do not change the functions.
 
-    :param int num_functions: S.
-    :param torch.Tensor z: The latent input of all functions, [latent_dim], instead of draws.
-    :param int num_features: Random features of each GP's prior, an even number.
-    :param torch.Generator generator: Source of the draws, on the model's device.
+    :param int num_functions: Number of functions S.
+    :param torch.Tensor z: Fixed latent input of all functions, [latent_dim]; None to draw it.
+    :param int num_features: Number of random features of each GP's prior, even.
+    :param torch.Generator generator: Source of the draws, on the model's device; None for torch's
+        global generator.
     :returns: A function from inputs [..., N, D] to the S functions' values, [S, ..., N, F], which
         may be called any number of times, and differentiated by its inputs.
-    :raises NotImplementedError: If a kernel is none that functions can be drawn for, or
-        hyperparameters have a prior.
+    :raises NotImplementedError: If functions of a kernel cannot be drawn, or hyperparameters have a
+        prior.
     :raises ValueError: If z does not fit the model, or a number is out of range.
     """
     S = check_integer("num_functions", num_functions, 1)
@@ -174,8 +185,8 @@ def draw_functions(
 
     def functions(X: Tensor) -> Tensor:
         """The values of the functions, [S, ..., N, F], at X [..., N, D]."""
-        # One input for all functions, until a layer makes S of it; and few rows at a time, as the
-        # features of each are S times as many numbers.
+        # All functions share the inputs until a layer expands them to S. A few rows at a time,
+        # because the features of S functions are large.
         rows = X.reshape(1, -1, X.shape[-1]).split(max(1, _FEATURES // (S * num_features)), 1)
         found = torch.cat([values(h) for h in rows], 1)
         return found.reshape(S, *X.shape[:-1], found.shape[-1])

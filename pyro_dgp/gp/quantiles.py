@@ -1,4 +1,4 @@
-"""Inverting a distribution function."""
+"""Numerical inversion of distribution functions."""
 
 from collections.abc import Callable
 
@@ -16,17 +16,18 @@ def bracket(
 ) -> tuple[Tensor, Tensor]:
     """Ends with cdf(low) <= p <= cdf(high), by doubling their distance from ``at``.
 
-    :param cdf: Elementwise.
+    :param cdf: Distribution function, elementwise.
     :param torch.Tensor p: Probabilities.
-    :param at: Where to start.
-    :param width: The first distance from there.
+    :param at: Starting points, broadcastable with p.
+    :param width: Initial distances from them, broadcastable with p.
+    :returns: ``low`` and ``high``, of the shape of p.
     """
     ends, largest = [], torch.finfo(p.dtype).max / 4
     at, width = (
         torch.as_tensor(v, dtype=p.dtype, device=p.device).expand_as(p) for v in (at, width)
     )
     for sign in (-1.0, 1.0):
-        distance = width
+        end, distance = at, width
         for _ in range(200):
             end = (at + sign * distance).clamp(-largest, largest)
             short = (cdf(end) - p) * sign < 0
@@ -41,15 +42,16 @@ def invert_smooth(
     cdf: Callable[[Tensor], Tensor], density: Callable[[Tensor], Tensor], start: Tensor, p: Tensor,
     low: Tensor, high: Tensor, smallest: Tensor,
 ) -> Tensor:  # fmt: skip
-    """Newton's method in a bracket, kept inside it by bisection.
+    """The x with cdf(x) = p, by Newton's method, with bisection where it leaves the bracket.
 
-    :param cdf: Elementwise.
-    :param density: Its derivative.
-    :param torch.Tensor start: Inside the bracket, the shape of p.
+    :param cdf: Distribution function, elementwise.
+    :param density: Derivative of the distribution function, elementwise.
+    :param torch.Tensor start: Starting points inside the bracket, of the shape of p.
     :param torch.Tensor p: Probabilities.
-    :param torch.Tensor low: Where the cdf is at most p, the same shape.
-    :param torch.Tensor high: Where it is at least p.
-    :param torch.Tensor smallest: Beside the size of x itself, the scale to which it must be exact.
+    :param torch.Tensor low: Lower ends of the bracket, where the cdf is at most p.
+    :param torch.Tensor high: Upper ends of the bracket, where the cdf is at least p.
+    :param torch.Tensor smallest: Smallest scale of x; rounding is relative to it or to x, whichever
+        is larger.
     """
     x, eps = start, torch.finfo(p.dtype).eps
     done = torch.zeros_like(x, dtype=torch.bool)
@@ -57,15 +59,15 @@ def invert_smooth(
     for _ in range(200):
         error = cdf(x) - p
         low, high = torch.where(error < 0, x, low), torch.where(error < 0, high, x)
-        # What has converged stays, or rounding would send it back into the bracket.
+        # Elements that have converged stay: rounding would move them back into the bracket.
         done |= (error.abs() <= 4 * eps * p.clamp_min(0.25)) | (
             high - low <= 4 * eps * torch.maximum(x.abs(), smallest)
         )
         if bool(done.all()):
             break
         newton = x - error / density(x)
-        # Where Newton leaves the bracket (also by a density that underflows), or goes to and fro
-        # about a narrow component, bisect.
+        # Bisect where Newton's method leaves the bracket (also because the density underflows), or
+        # oscillates about a narrow component.
         good = (newton >= low) & (newton <= high) & (error.abs() < 0.5 * before)
         before = torch.where(good, error.abs(), torch.inf)
         x = torch.where(done, x, torch.where(good, newton, 0.5 * (low + high)))
@@ -75,21 +77,21 @@ def invert_smooth(
 def invert(
     cdf: Callable[[Tensor], Tensor], p: Tensor, low: Tensor, high: Tensor, tolerance: float = 0.0
 ) -> Tensor:
-    """The smallest x with cdf(x) >= p, to rounding: inverse quadratic steps, or bisection.
+    """The smallest x with cdf(x) >= p, up to rounding, by inverse quadratic steps or bisection.
 
     Source: Chandrupatla (1997), "A new hybrid quadratic/bisection algorithm for finding the zero of
     a nonlinear function without using derivatives".
 
-    :param cdf: Elementwise; it may jump.
+    :param cdf: Distribution function, elementwise; it may have jumps.
     :param torch.Tensor p: Probabilities.
-    :param torch.Tensor low: Where the cdf is at most p, the same shape.
-    :param torch.Tensor high: Where it is at least p.
-    :param float tolerance: Of probabilities, where less than rounding will do.
+    :param torch.Tensor low: Lower ends of a bracket, where the cdf is at most p.
+    :param torch.Tensor high: Upper ends of the bracket, where the cdf is at least p.
+    :param float tolerance: Tolerance of the probabilities; 0 for rounding alone.
     """
     eps, tiny = torch.finfo(p.dtype).eps, torch.finfo(p.dtype).tiny
     x1, x2 = low, high
     f1, f2 = cdf(low) - p, cdf(high) - p
-    t = torch.full_like(p, 0.5)
+    exact, t = torch.zeros_like(p, dtype=torch.bool), torch.full_like(p, 0.5)
     for _ in range(200):
         x = x1 + t * (x2 - x1)
         f = cdf(x) - p
@@ -107,8 +109,8 @@ def invert(
         quadratic = quadratic - (x3 - x1) / (x2 - x1) * f1 / (f3 - f1) * f2 / (f2 - f3)
         good = (phi.square() < xi) & ((1 - phi).square() < 1 - xi) & quadratic.isfinite()
         t = torch.where(good, quadratic, 0.5).clamp(share.clamp_max(0.5), 1 - share.clamp_max(0.5))
-        t = torch.where(done, 0.0, t)  # what has converged stays
-    # At a jump, the end at which enough probability has come.
+        t = torch.where(done, 0.0, t)  # elements that have converged stay
+    # At a jump, the end where the cdf is at least p.
     return torch.where(exact, x1, torch.maximum(x1, x2))
 
 
@@ -118,18 +120,22 @@ def invert_on_lattice(
 ) -> Tensor:  # fmt: skip
     """The smallest origin + step k with cdf >= p, by bisection over k.
 
-    :param lattice: The origin and the step.
+    :param cdf: Distribution function, elementwise.
+    :param lattice: Origin and step.
+    :param torch.Tensor p: Probabilities.
+    :param torch.Tensor low: Lower ends of a bracket, where the cdf is at most p.
+    :param torch.Tensor high: Upper ends of the bracket, where the cdf is at least p.
     """
     origin, step = lattice
     low = ((low - origin) / step).floor() - 1
     high = ((high - origin) / step).ceil()
     while True:
         middle = ((low + high) / 2).floor()
-        # Of large numbers, not all integers are floats.
+        # Not every large integer is a floating-point number.
         open_ = (middle > low) & (middle < high)
         if not bool(open_.any()):
             break
-        # Sums that should give p exactly fall short of it by rounding.
+        # A sum that should be exactly p may be less by rounding.
         enough = cdf(origin + step * middle) >= p - 1e-7
         low = torch.where(open_ & ~enough, middle, low)
         high = torch.where(open_ & enough, middle, high)

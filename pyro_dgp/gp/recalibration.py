@@ -1,11 +1,13 @@
-"""Predictive distributions whose distribution function is recalibrated by one number."""
+"""Predictive distributions that are recalibrated by one parameter."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.distributions import Normal, constraints
 
 from pyro_dgp.gp.crps import _interval, _rising, integrated_crps, summed_crps
 from pyro_dgp.gp.derived import Derived
@@ -16,25 +18,25 @@ from pyro_dgp.gp.transformed import transformed_moments
 
 __all__ = ["Recalibrated", "best_exponent", "moments_about"]
 
-# Rows at a time, where there are hundreds of points a row.
+# Rows that are processed at once, with hundreds of points per row.
 _ROWS = 512
 # Elements of a temporary array of scores.
 _CHUNK = 2**20
-# Moments and samples leave out what lies beyond quantiles of this probability.
+# Moments and samples neglect the tails beyond quantiles of this probability.
 _MOMENT_TAIL = 1e-9
-# Of F, a sum of many terms, nearer to 0 or 1 than any of its errors.
+# Smallest distance of F from 0 and 1 in the search for tails.
 _SAFE_TAIL = 1e-12
-# Rounds of points for moments and samples.
+# Number of refinements of the points for moments and samples.
 _ROUNDS = 3
-# A rule that misses known moments by more does not do for others.
+# A quadrature rule with a larger error for known moments is not used for others.
 _OFF_MOMENTS = 1e-5
-# How exact the probabilities of samples are.
+# Tolerance of the probabilities of samples.
 _SAMPLE_TOLERANCE = 1e-6
-# How far from a lattice's point a value may be, in steps.
+# Largest distance of a value from a lattice point, in steps.
 _OFF = 0.1
 
 
-class Recalibrated(Derived):
+class Recalibrated(Derived[PredictiveMixture]):
     r"""A predictive distribution F with another distribution function, G(F(y)).
 
     .. math:: G(u) = \frac{u^k}{u^k + (1 - u)^k}, \qquad \mathrm{logit}\,G(u) = k\,\mathrm{logit}\,u
@@ -46,16 +48,19 @@ class Recalibrated(Derived):
     pool, there by a beta distribution function; Platt (1999) for this one, of which density and
     inverse are closed, without his intercept.
 
-    :param PredictiveMixture base: F, of one target a row: batch shape [N], ``event_dim=0``.
-        Components with mass at a point off a lattice, as zero-inflated ones, are not supported.
-    :param float exponent: k.
+    :param PredictiveMixture base: Predictive distribution F, with one target per row: batch shape
+        [N], ``event_dim=0``. Components with a point mass off a lattice, such as zero-inflated
+        ones, are not supported.
+    :param float exponent: Exponent k.
     :raises ValueError: If targets have a dimension of outputs, or k is not positive and finite.
     """
 
-    def __init__(self, base: PredictiveMixture, exponent: float, validate_args=None) -> None:
+    def __init__(
+        self, base: PredictiveMixture, exponent: float, validate_args: bool | None = None
+    ) -> None:
         if base.event_dim:
             raise ValueError(
-                f"base needs one target a row, but its event shape is {tuple(base.event_shape)}."
+                f"base needs one target per row, but its event shape is {tuple(base.event_shape)}."
             )
         if not 0 < exponent < math.inf:
             raise ValueError(f"exponent must be positive and finite, but it is {exponent}.")
@@ -63,40 +68,41 @@ class Recalibrated(Derived):
         super().__init__(base, validate_args)
 
     @property
-    def support(self):
+    def support(self) -> constraints.Constraint:
         return self.base.support
 
     @property
     def lattice(self) -> tuple[float, float] | None:
-        """An origin and a step, if targets lie on origin + step k and have probabilities."""
+        """Origin and step, if targets lie on origin + step k and have probabilities; else None."""
         return self.base.lattice
 
     def affine(self, loc: Tensor | float, scale: Tensor | float) -> "Recalibrated":
         """The distribution of loc + scale y.
 
-        :param loc: A number.
-        :param scale: A positive number.
+        :param loc: Shift, a number.
+        :param scale: Factor, a positive number.
         """
         return self._with(self.base.affine(loc, scale))
 
     @property
     def mean(self) -> Tensor:
-        """[N]; see :attr:`variance`."""
+        """Mean of the targets, [N]; see :attr:`variance`."""
         return self._moments[0]
 
     @property
     def variance(self) -> Tensor:
-        """[N]; like the mean a sum over the lattice, or an integral by Gauss's or Simpson's rule.
+        """Variance of the targets, [N].
 
+        Like the mean, it is a sum over the lattice, or an integral by Gauss's or Simpson's rule.
         For smooth F and k >= 0.5 the errors of the mean and of the standard deviation are below
-        1e-3 standard deviations, and mostly far below. Tails beyond 1e-9 are cut off.
+        1e-3 standard deviations, and mostly far below. The tails beyond 1e-9 are neglected.
         """
         return self._moments[1]
 
     def cdf(self, value: Tensor) -> Tensor:
-        """G(F(value)); the shape of ``value``.
+        """P(target <= value), G(F(value)); the shape of ``value``.
 
-        :param torch.Tensor value: [..., N].
+        :param torch.Tensor value: Values of the target, [..., N].
         """
         base = self._exact
         return self._like_base(_recalibrated(base.cdf(value), self.exponent))
@@ -113,14 +119,14 @@ class Recalibrated(Derived):
         if not bool(((p > 0) & (p < 1)).all()):
             raise ValueError("Probabilities must lie strictly between 0 and 1.")
         u = _recalibrated(p, 1 / self.exponent)
-        # Rounding may have brought it to an end.
+        # Rounding may have made it 0 or 1.
         u = u.clamp(torch.finfo(u.dtype).tiny, 1 - torch.finfo(u.dtype).eps / 2)
         return self._like_base(base.icdf(u))
 
     def quantile(self, q: Tensor | float) -> Tensor:
         """Quantiles.
 
-        :param q: A probability, or a tensor of probabilities of any shape.
+        :param q: Probability, or a tensor of probabilities of any shape.
         :returns: ``q.shape`` + [N].
         :raises ValueError: If a probability is not strictly between 0 and 1.
         """
@@ -133,18 +139,19 @@ class Recalibrated(Derived):
         .. math:: \log p(y) + \log k + (k - 1) (\log u + \log(1 - u))
             - 2 \log\!\big(u^k + (1 - u)^k\big), \qquad u = F(y)
 
-        Of normal components u and 1 - u are exact however far in the tails; of others they are no
-        less than half of a double's epsilon. On a lattice, a value off it has the base's.
+        For normal components, u and 1 - u are exact even far in the tails; for others they are at
+        least half of a double's epsilon. If there is a lattice, a value off it has the log
+        probability of the base.
 
-        :param torch.Tensor value: [..., N].
-        :returns: [..., N].
+        :param torch.Tensor value: Targets, [..., N].
+        :returns: Log densities or log probabilities, [..., N].
         """
         if self._validate_args:
             self._validate_sample(value)
         base = self._exact
         y = base._tensor(value)
         if self.lattice is not None:
-            return self._like_base(self._log_probability(base, y))
+            return self._like_base(self._log_probability(base, y, *self.lattice))
         k, (below, above) = self.exponent, _log_tails(base, y)
         log_slope = math.log(k) + (k - 1) * (below + above)
         log_slope = log_slope - 2 * torch.logaddexp(k * below, k * above)
@@ -153,10 +160,10 @@ class Recalibrated(Derived):
     def crps(self, value: Tensor) -> Tensor:
         """Continuous ranked probability score; smaller is better.
 
-        By an integral over the distribution function, or by a sum on a lattice.
+        It is computed by an integral over the distribution function, or by a sum on a lattice.
 
-        :param torch.Tensor value: [..., N].
-        :returns: [..., N], in units of ``value``.
+        :param torch.Tensor value: Targets, [..., N].
+        :returns: Scores, [..., N], in units of ``value``.
         """
         if self._validate_args:
             self._validate_sample(value)
@@ -166,15 +173,15 @@ class Recalibrated(Derived):
         return self._like_base(exact._by_rows(_crps, y))
 
     @torch.no_grad()
-    def sample(self, sample_shape=()) -> Tensor:
-        """``sample_shape`` + [N]: quantiles of uniform numbers, exact to a millionth."""
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Draws, ``sample_shape`` + [N]: quantiles of uniform numbers, exact to 1e-6."""
         shape = torch.Size(sample_shape) + self.batch_shape
         p = torch.rand(shape, dtype=torch.float64).to(self.base._tensor(0.0).device)
         return self._like_base(self._with(self._exact)._by_rows(_quantiles, p))
 
     @property
     def _exact(self) -> PredictiveMixture:
-        """The base in double precision, as G stretches F where it is nearly 1."""
+        """The base in double precision, because G magnifies errors of F near 1."""
         like = self.base._tensor(0.0)
         double = like.dtype == torch.float64
         return self.base if double else self.base.to(torch.float64, like.device)
@@ -186,21 +193,22 @@ class Recalibrated(Derived):
         return Recalibrated(base, self.exponent, validate_args=False)
 
     def _score_cdf(self, value: Tensor) -> Tensor:
-        """:meth:`cdf`, with the base's coarser one where it has that."""
+        """:meth:`cdf`, by the base's coarser one if it has that."""
         return _recalibrated(self.base._score_cdf(value), self.exponent)
 
-    def _log_probability(self, base: PredictiveMixture, y: Tensor) -> Tensor:
+    def _log_probability(
+        self, base: PredictiveMixture, y: Tensor, origin: float, step: float
+    ) -> Tensor:
         """log(G(F(y)) - G(F(y - step))) for y on the lattice."""
-        origin, step = self.lattice
         log_p = base.log_prob(y)
-        # Half a step from points, where rounding does not matter.
+        # Half a step from the lattice points, where rounding does not matter.
         low, high = base.cdf(y - 0.5 * step), base.cdf(y + 0.5 * step)
-        # In the upper half by 1 - F, of which G is the same function: what lies beyond y, and with
-        # the probability of y.
+        # In the upper half with 1 - F in place of F, for which G is the same function: the tail
+        # beyond y, without and with the probability of y.
         beyond = torch.where(high > 0.5, 1 - high, low).clamp_min(0)
         p = _recalibrated(beyond + log_p.exp(), self.exponent)
         p = p - _recalibrated(beyond, self.exponent)
-        # Where that underflows, nearly all of a tail is at its first point, with p^k.
+        # Where this underflows, the first point has nearly all of the tail, and probability p^k.
         tiny = torch.finfo(y.dtype).tiny
         found = torch.where(p > tiny, p.clamp_min(tiny).log(), self.exponent * log_p)
         k = (y - origin) / step
@@ -211,8 +219,8 @@ class Recalibrated(Derived):
         """Mean and variance, [2, N]."""
         return self._like_base(self._with(self._exact)._by_rows(lambda d, _: _moments(d)))
 
-    def _by_rows(self, fn: Callable, value: Tensor | None = None) -> Tensor:
-        """``fn`` of this distribution and of a value [..., N], some rows at a time."""
+    def _by_rows(self, fn: Callable[..., Tensor], value: Tensor | None = None) -> Tensor:
+        """``fn`` of this distribution and of a value [..., N], a few rows at a time."""
         if len(self.batch_shape) != 1 or self.batch_shape[0] <= _ROWS:
             return fn(self, value)
         found = []
@@ -225,15 +233,17 @@ class Recalibrated(Derived):
 def best_exponent(
     cdf: Tensor, observed: Tensor, width: Tensor, candidates: Sequence[float] | None = None
 ) -> float:
-    r"""The exponent with which held-out rows have the smallest mean CRPS.
+    r"""The exponent with the smallest mean CRPS of held-out rows.
 
     The CRPS is :math:`\sum_g w_g (G(F_{ng}) - 1\{y_n \le x_g\})^2`. The exponent is 1 unless
-    another's is smaller by more than a standard error of the mean difference over rows.
+    another exponent's is smaller by more than the standard error of the mean difference over rows.
 
-    :param torch.Tensor cdf: F of n rows at points x_g, [n, G].
-    :param torch.Tensor observed: Whether :math:`y_n \le x_g`, [n, G].
-    :param torch.Tensor width: Weights w of a quadrature, [G], or [n, G] with those of rows.
-    :param candidates: Exponents; None for 25 from 0.5 to 2.5, evenly spaced in their logarithms.
+    :param torch.Tensor cdf: Values of F of n rows at points :math:`x_g`, [n, G].
+    :param torch.Tensor observed: Indicators of :math:`y_n \le x_g`, [n, G].
+    :param torch.Tensor width: Quadrature weights w, [G], or [n, G] if they differ between rows.
+    :param candidates: Exponents to compare; None for 25 from 0.5 to 2.5, evenly spaced in their
+        logarithms.
+    :returns: The exponent.
     :raises ValueError: If shapes do not agree, there are no rows, or F is not between 0 and 1.
     """
     if (
@@ -260,14 +270,14 @@ def best_exponent(
     scores = torch.cat(found, 1)
     best = int(scores.mean(1).argmin())
     gain = scores[0] - scores[best]
-    # Of one row, nobody knows it: not a number, and 1 stays.
+    # A single row has no standard error: NaN, so that the exponent stays 1.
     error = gain.std() / math.sqrt(len(gain)) if len(gain) > 1 else math.nan
     return float(exponents[best]) if bool(gain.mean() > error) else 1.0
 
 
 def _recalibrated(u: Tensor, exponent: float) -> Tensor:
     """G(u), by the odds of the smaller of u and 1 - u, which cannot overflow."""
-    # Sums that should be 1 are a little more.
+    # By rounding, a sum that should be 1 may be slightly more.
     u = u.clamp(0, 1)
     smaller = torch.minimum(u, 1 - u)
     odds = (smaller / (1 - smaller)).pow(exponent)
@@ -276,34 +286,37 @@ def _recalibrated(u: Tensor, exponent: float) -> Tensor:
 
 def _log_tails(base: PredictiveMixture, y: Tensor) -> tuple[Tensor, Tensor]:
     """log F(y) and log(1 - F(y)), finite."""
-    if not base._is_normal:
-        # Most distribution functions are off by a rounding error of 1, in both tails.
+    normal = base._normal
+    if normal is None:
+        # In both tails, most distribution functions have the rounding error of a number near 1.
         F, least = base.cdf(y), 0.5 * torch.finfo(y.dtype).eps
         return F.clamp_min(least).log(), (1 - F).clamp_min(least).log()
-    found = [None, None]
-    for p, value in base._chunks(y):
+    value, dim = base._beside_components(y), -1 - len(base.batch_shape)
+
+    def summed(p: Normal) -> Tensor:
         z = (value - p.loc) / p.scale
-        for i, signed in enumerate((z, -z)):
-            part = log_ndtr(signed).logsumexp(-1 - len(base.batch_shape))
-            found[i] = part if found[i] is None else torch.logaddexp(found[i], part)
-    below, above = (t - math.log(base.num_components) for t in found)
+        return torch.stack([log_ndtr(signed).logsumexp(dim) for signed in (z, -z)])
+
+    chunks = map(summed, base._chunks([normal], value.numel()))
+    below, above = functools.reduce(torch.logaddexp, chunks) - math.log(base.num_components)
     return below, above
 
 
 def _ends(d: Recalibrated, tail: float) -> tuple[Tensor, Tensor]:
-    """Between which lies all but a tail at each side, [N] and [N]."""
-    u = d.base._tensor([tail, 1 - tail])
+    """Lower and upper ends with a probability ``tail`` beyond each, [N] and [N]."""
+    u = d.base._tensor(torch.tensor([tail, 1 - tail], dtype=torch.float64))
     u = _recalibrated(u, 1 / d.exponent).clamp(_SAFE_TAIL, 1 - _SAFE_TAIL)
     p = u.reshape(2, *[1] * len(d.batch_shape)).expand(2, *d.batch_shape)
-    low, high = d.base._ends(p) if d.base._is_normal else bracket(d.base._score_cdf, p)
+    normal = d.base._normal
+    low, high = bracket(d.base._score_cdf, p) if normal is None else d.base._ends(normal, p)
     return low[0], high[1]
 
 
-def _lattice_ends(d: Recalibrated, low: Tensor, high: Tensor) -> tuple[int, int] | None:
-    """The first and the last k, if there is a lattice and they are not too far apart."""
-    if d.lattice is None:
-        return None
-    origin, step = d.lattice
+def _lattice_ends(
+    lattice: tuple[float, float], low: Tensor, high: Tensor
+) -> tuple[int, int] | None:
+    """The first and the last k, or None if they are too far apart."""
+    origin, step = lattice
     first = math.floor((low.min() - origin) / step)
     last = math.ceil((high.max() - origin) / step)
     return (first, last) if last - first <= _MOST_LATTICE_POINTS else None
@@ -311,17 +324,19 @@ def _lattice_ends(d: Recalibrated, low: Tensor, high: Tensor) -> tuple[int, int]
 
 def _crps(d: Recalibrated, y: Tensor) -> Tensor:
     low, high = _ends(d, _TAIL)
-    ends = _lattice_ends(d, torch.minimum(low.min(), y.min()), torch.maximum(high.max(), y.max()))
-    if ends is not None:
-        return summed_crps(d._score_cdf, d.lattice, ends, y, d.batch_shape)
+    if d.lattice is not None:
+        least, most = torch.minimum(low.min(), y.min()), torch.maximum(high.max(), y.max())
+        ends = _lattice_ends(d.lattice, least, most)
+        if ends is not None:
+            return summed_crps(d._score_cdf, d.lattice, ends, y, d.batch_shape)
     return integrated_crps(d._score_cdf, low, high, y)
 
 
 def _points(d: Recalibrated) -> tuple[Tensor, Tensor]:
     """Points and the distribution function there, [G, N] and [G, N].
 
-    They come to be as dense as the density's cube root, which is best for squared distances.
-    Source: Panter and Dite (1951).
+    Their density is that of the cube root of the probability density, which is best for squared
+    errors. Source: Panter and Dite (1951).
     """
     low, high = _ends(d, _MOMENT_TAIL)
     x = torch.linspace(0, 1, 48, dtype=low.dtype, device=low.device)
@@ -337,29 +352,38 @@ def _points(d: Recalibrated) -> tuple[Tensor, Tensor]:
 
 def _moments(d: Recalibrated) -> Tensor:
     """Mean and variance, [2, N]."""
-    ends = None if d.lattice is None else _lattice_ends(d, *_ends(d, _MOMENT_TAIL))
-    if ends is not None:
-        origin, step = d.lattice
-        k = torch.arange(ends[0], ends[1] + 1, device=d.base._tensor(0.0).device)
-        x = origin + step * k.double().reshape(-1, *[1] * len(d.batch_shape))
-        G = d._score_cdf((x + 0.5 * step).expand(-1, *d.batch_shape))
-        G[-1] = 1
-        p = G.diff(dim=0, prepend=torch.zeros_like(G[:1]))
-        mean = (p * x).sum(0)
-        return torch.stack([mean, (p * (x - mean).square()).sum(0)])
-    if not d.base._is_normal:
+    if d.lattice is not None:
+        ends = _lattice_ends(d.lattice, *_ends(d, _MOMENT_TAIL))
+        if ends is not None:
+            return _moments_on_lattice(d, d.lattice, ends)
+    normal = d.base._normal
+    if normal is None:
         return _moments_by_rounds(d)
     # Both F and G(F) are negligible outside.
     low, high = _ends(Recalibrated(d.base, min(d.exponent, 1.0), False), _MOMENT_TAIL)
-    found, off = transformed_moments(d.base, lambda F: _recalibrated(F, d.exponent), low, high)
+    found, off = transformed_moments(normal, lambda F: _recalibrated(F, d.exponent), low, high)
     rough = ~(off < _OFF_MOMENTS)
     if bool(rough.any()):
         found[:, rough] = _moments_by_rounds(d[rough])
     return found
 
 
+def _moments_on_lattice(
+    d: Recalibrated, lattice: tuple[float, float], ends: tuple[int, int]
+) -> Tensor:
+    """Sums over the points between two ends, [2, N]."""
+    (origin, step), (first, last) = lattice, ends
+    k = torch.arange(first, last + 1, device=d.base._tensor(0.0).device)
+    x = origin + step * k.double().reshape(-1, *[1] * len(d.batch_shape))
+    G = d._score_cdf((x + 0.5 * step).expand(-1, *d.batch_shape))
+    G[-1] = 1
+    p = G.diff(dim=0, prepend=torch.zeros_like(G[:1]))
+    mean = (p * x).sum(0)
+    return torch.stack([mean, (p * (x - mean).square()).sum(0)])
+
+
 def _moments_by_rounds(d: Recalibrated) -> Tensor:
-    """By Simpson's rule between points that come to be where they are needed."""
+    """Mean and variance, [2, N], by Simpson's rule between refined points."""
     c, first, second = moments_about(d, lambda x: (x, 1.0))
     return torch.stack([c + first, second - first.square()])
 
@@ -374,9 +398,9 @@ def moments_about(
 
     where integrals of G below and of 1 - G above do not cancel.
 
-    :param Recalibrated d: Batch shape [N].
-    :param h: Gives values and derivatives.
-    :returns: c and the moments, [N] each.
+    :param Recalibrated d: Distribution with batch shape [N].
+    :param h: Function that returns the values and the derivatives of h.
+    :returns: c and the two moments, [N] each.
     """
     x, G = _points(d)
     i = (G < 0.5).sum(0, keepdim=True).clamp_max(len(x) - 1)
@@ -395,7 +419,7 @@ def moments_about(
 
 
 def _quantiles(d: Recalibrated, p: Tensor) -> Tensor:
-    """Many quantiles of each row, [..., N], from near points of a table."""
+    """Many quantiles of each row, [..., N], starting from a table of G."""
     x, G = _points(d)
     p = torch.minimum(torch.maximum(p, G[0]), G[-1])
     _, low, high, _, _ = _interval(G, x, G, p.reshape(-1, *d.batch_shape))

@@ -5,8 +5,8 @@ About any point c,
 .. math:: E[y - c] = \int (1\{x \ge c\} - G)\, dx, \qquad
     E[(y - c)^2] = \int 2 (x - c)\, (1\{x \ge c\} - G)\, dx,
 
-by Gauss's rule between edges, of which c is one. The same rule with F in place of G gives moments
-that are known: what it is off by is subtracted, and says how exact the rule is.
+by Gauss-Legendre quadrature between edges, one of which is c. The same rule with F in place of G
+gives moments that are known exactly. The difference is subtracted, and estimates the rule's error.
 """
 
 from collections.abc import Callable
@@ -14,30 +14,31 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributions import Normal
 
 from pyro_dgp.gp.crps import _interval
-from pyro_dgp.gp.mixture import PredictiveMixture
+from pyro_dgp.gp.mixture import PredictiveMixture, sorted_sample
 
 __all__ = ["transformed_moments"]
 
-# Intervals, and points in each.
+# Number of intervals, and of points in each.
 _INTERVALS, _POINTS = 16, 6
-# Pieces of the tails beyond a sample.
+# Number of pieces of each tail beyond the sample.
 _TAIL_PIECES = 4
 
 
 def transformed_moments(
-    base: PredictiveMixture, G: Callable[[Tensor], Tensor], low: Tensor, high: Tensor
+    normal: Normal, G: Callable[[Tensor], Tensor], low: Tensor, high: Tensor
 ) -> tuple[Tensor, Tensor]:
     """
-    :param PredictiveMixture base: Of normal components, batch shape [N].
-    :param G: From F to the transformed distribution function, elementwise.
-    :param torch.Tensor low: Below all but a negligible part, [N].
-    :param torch.Tensor high: Above it, [N].
-    :returns: Mean and variance, [2, N]; and by how much the rule misses those of F, of the mean in
-        standard deviations, of the variance relative to it, the larger of both, [N].
+    :param normal: Normal components, batch shape [S, N].
+    :param G: Elementwise function from F to the transformed distribution function.
+    :param torch.Tensor low: Lower ends, with a negligible probability below, [N].
+    :param torch.Tensor high: Upper ends, with a negligible probability above, [N].
+    :returns: Mean and variance, [2, N]; and the rule's error for F, [N]: the larger of that of the
+        mean, in standard deviations, and the relative error of the variance.
     """
-    edges = _edges(base, low, high)
+    base, edges = PredictiveMixture(normal, validate_args=False), _edges(normal, low, high)
     c, start, width = edges[_INTERVALS // 2], edges[:-1], edges.diff(dim=0)
     nodes, weights = (torch.as_tensor(a).to(low) for a in np.polynomial.legendre.leggauss(_POINTS))
     column = (-1, 1, *[1] * low.dim())
@@ -58,14 +59,14 @@ def transformed_moments(
     return torch.stack([c + first, second - first.square()]), off
 
 
-def _edges(base: PredictiveMixture, low: Tensor, high: Tensor) -> Tensor:
-    """As dense as the cube root of the density, judged by a sample: [1 + _INTERVALS, N]."""
-    sample = base._sorted_sample().clamp(low, high)
+def _edges(normal: Normal, low: Tensor, high: Tensor) -> Tensor:
+    """Edges as dense as the cube root of the density, by a sample: [1 + _INTERVALS, N]."""
+    sample = sorted_sample(normal).clamp(low, high)
     share = torch.arange(_TAIL_PIECES).to(low).reshape(-1, *[1] * low.dim()) / _TAIL_PIECES
     below = low + (sample[0] - low) * share
     above = high + (sample[-1] - high) * share.flip(0)
     x = torch.cat([below, sample, above])
-    # Between neighbours is the same probability everywhere.
+    # The probability between neighbours is the same everywhere.
     dense = torch.nn.functional.pad(x.diff(dim=0).movedim(0, -1).pow(2 / 3), (1, 0)).movedim(-1, 0)
     total = dense.cumsum(0)
     level = torch.linspace(0, 1, 1 + _INTERVALS).to(low).reshape(-1, *[1] * low.dim()) * total[-1]

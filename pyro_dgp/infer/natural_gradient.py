@@ -52,6 +52,8 @@ class NaturalGradient(PyroOptim):
     :param float lr: Step size :math:`\\gamma`; 1 solves a conjugate model at once.
     :param float decay: Factor of the step size every ``decay_steps`` steps.
     :param int decay_steps: Number of steps between two decays.
+    :param annealing_steps: Number of steps over which the step size falls to 0 along half a cosine,
+        as in :func:`~pyro_dgp.infer.annealed_adam`; None for the decay.
     :raises ValueError: If there are no layers, one lacks q(u), or a number is out of range.
     """
 
@@ -62,6 +64,7 @@ class NaturalGradient(PyroOptim):
         lr: float = 0.01,
         decay: float = 0.98,
         decay_steps: int = 1000,
+        annealing_steps: int | None = None,
     ) -> None:
         self.layers = [layers] if isinstance(layers, nn.Module) else list(layers)
         if not self.layers:
@@ -72,11 +75,15 @@ class NaturalGradient(PyroOptim):
                     raise ValueError(
                         f"layers[{i}] ({type(layer).__name__}) has no parameter {name}, so no q(u)."
                     )
-        for name, value in (("lr", lr), ("decay", decay), ("decay_steps", decay_steps)):
+        numbers = {"lr": lr, "decay": decay, "decay_steps": decay_steps}
+        if annealing_steps is not None:
+            numbers["annealing_steps"] = annealing_steps
+        for name, value in numbers.items():
             if not (value > 0 and math.isfinite(value)):
                 raise ValueError(f"{name} must be positive, but it is {value}.")
         self.optim = optim
         self.lr, self.decay, self.decay_steps = lr, decay, decay_steps
+        self.annealing_steps = annealing_steps
         self.num_steps = 0
         #: Steps that had to be shortened.
         self.num_cut_back = 0
@@ -89,7 +96,10 @@ class NaturalGradient(PyroOptim):
     @property
     def step_size(self) -> float:
         """The size of the next step."""
-        return self.lr * self.decay ** (self.num_steps // self.decay_steps)
+        if self.annealing_steps is None:
+            return self.lr * self.decay ** (self.num_steps // self.decay_steps)
+        done = min(1.0, self.num_steps / self.annealing_steps)
+        return self.lr * 0.5 * (1 + math.cos(math.pi * done))
 
     def __call__(self, params: Iterable[Tensor], *args: Any, **kwargs: Any) -> None:
         rest = list(params)

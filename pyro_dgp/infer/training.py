@@ -242,6 +242,8 @@ def _describe(optim: PyroOptim) -> str:
     """The kind of optimiser with its numeric options; functions as options are left out."""
     if isinstance(optim, NaturalGradient):
         own = optim.lr, optim.decay, optim.decay_steps
+        if optim.annealing_steps is not None:
+            own = optim.lr, f"annealing_steps={optim.annealing_steps}"
         return f"NaturalGradient{own} {_describe(optim.optim)}"
     parts: list[object] = [optim.pt_optim_constructor, optim.pt_optim_args]
     if isinstance(optim, PyroLRScheduler):

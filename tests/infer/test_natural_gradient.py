@@ -1,3 +1,4 @@
+import numpy as np
 import pyro
 import pytest
 import torch
@@ -8,7 +9,7 @@ from pyro.infer import SVI, TraceMeanField_ELBO
 from torch.distributions import MultivariateNormal, kl_divergence
 
 from pyro_dgp import LatentDGP, NaturalGradient, PartiallyCollapsedIWELBO, fit
-from pyro_dgp.infer import paper_optimizer
+from pyro_dgp.infer import annealed_adam, paper_optimizer
 from pyro_dgp.infer.natural_gradient import natural_step
 
 X = torch.linspace(-2, 2, 40, dtype=torch.float64).unsqueeze(-1)
@@ -160,6 +161,25 @@ def test_schedules_of_both_and_exact_resume(tmp_path):
         assert ours.equal(theirs)
 
 
+def test_both_step_sizes_fall_along_one_cosine():
+    layer = sparse_gp().layers[0]
+    optim = NaturalGradient(layer, annealed_adam(0.02, 10), lr=0.1, annealing_steps=10)
+    rest = torch.nn.Parameter(torch.zeros(2))
+    sizes, rates = [], []
+    for _ in range(12):
+        for p in (layer.u_loc, layer.u_scale_tril_unconstrained, rest):
+            p.grad = torch.zeros_like(p)
+        sizes.append(optim.step_size)
+        optim([layer.u_loc, layer.u_scale_tril_unconstrained, rest])
+        (adam,) = optim.optim_objs.values()
+        rates.append(adam.optimizer.param_groups[0]["lr"])
+        optim.optim.step()
+    assert sizes[0] == 0.1
+    assert sizes[5] == pytest.approx(0.05)
+    assert sizes[10:] == [0.0, 0.0]
+    np.testing.assert_allclose(sizes[:10], 5 * np.array(rates[:10]))
+
+
 def test_layers_of_another_model_are_refused():
     mine, other = sparse_gp(), sparse_gp()
     optim = NaturalGradient(other.layers[0], Nothing())
@@ -187,6 +207,7 @@ def test_a_scale_without_constraint():
         ({"lr": 0.0}, "lr must be positive"),
         ({"decay": -1.0}, "decay must be positive"),
         ({"decay_steps": 0}, "decay_steps must be positive"),
+        ({"annealing_steps": 0}, "annealing_steps must be positive"),
         ({"layers": []}, "layers is empty"),
         ({"layers": [torch.nn.Linear(1, 1)]}, r"layers\[0\] \(Linear\) has no parameter u_loc"),
     ],

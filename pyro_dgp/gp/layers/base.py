@@ -1,4 +1,4 @@
-"""What a layer of a deep GP is."""
+"""The base class of a deep GP's layers."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,16 +16,18 @@ __all__ = ["Layer", "in_mode"]
 class Layer(Parameterized):
     """A random map from h [..., B, D_in] to the next layer's input [..., B, width].
 
-    A layer says three things:
+    A layer defines three things:
 
-    - what all data share: :meth:`model` and :meth:`guide`, called outside the data plate, draw its
-      global sites (by default there are none);
-    - what every datum draws for itself: ``noise_dim`` independent standard normal variables, the
-      site ``noise_name`` in the data plate, which the guide draws from that prior unless
-      :meth:`guide_local` says otherwise. (Any other distribution is a function of such noise.);
-    - how it goes on: :meth:`propagate`, a pure function of h and the noise.
+    - its global sites, which all data share: :meth:`model` and :meth:`guide`, called outside the
+      data plate, draw them (by default there are none);
+    - its noise, of which each datum has its own: ``noise_dim`` independent standard normal
+      variables, the site ``noise_name`` in the data plate. The guide draws it from that prior
+      unless :meth:`guide_local` is overridden. (Any other distribution is a function of such
+      noise.);
+    - its output: :meth:`propagate`, a pure function of h and the noise.
 
-    The last layer of a model gives the :meth:`marginal` of its functions instead of draws.
+    The last layer of a model gives the :meth:`marginal` distributions of its functions instead of
+    draws.
 
     >>> class Sine(Layer):
     ...     def width(self, input_dim):
@@ -35,44 +37,44 @@ class Layer(Parameterized):
     ...         return h.sin()
     """
 
-    #: Columns that the layer takes; None for any number.
+    #: Number of input columns D_in; None for any number.
     input_dim: int | None = None
-    #: Of the latent input that it appends; 0 for none.
+    #: Dimension of the latent input that the layer appends; 0 for none.
     latent_dim: int = 0
-    #: Standard normal variables of a datum; 0 for a layer that is not random given its globals.
+    #: Number of standard normal variables per datum; 0 if only the global sites are random.
     noise_dim: int = 0
-    #: Name of their site.
+    #: Name of the site of these variables.
     noise_name: str = "epsilon"
 
     def width(self, input_dim: int) -> int:
-        """Columns of the output.
+        """Number of output columns.
 
-        :param int input_dim: Columns of the input.
+        :param int input_dim: Number of input columns.
         """
         raise NotImplementedError
 
     def propagate(self, h: Tensor, noise: Tensor | None) -> Tensor:
-        """The output for given noise; it must not talk to Pyro.
+        """The output for given noise, computed without Pyro primitives.
 
-        :param torch.Tensor h: [..., B, D_in].
-        :param torch.Tensor noise: [..., B, noise_dim], or with 1 for B where all rows have the same
-            noise; None without noise.
-        :returns: [..., B, width].
+        :param torch.Tensor h: Inputs of the layer, [..., B, D_in].
+        :param torch.Tensor noise: Values of the noise, [..., B, noise_dim], or with 1 in place of B
+            if all rows have the same noise; None if ``noise_dim`` is 0.
+        :returns: Outputs, [..., B, width].
         """
         raise NotImplementedError
 
     def marginal(self, h: Tensor) -> tuple[Tensor, Tensor]:
         """As a last layer: means and variances of the functions at each row, [..., B, width] each.
 
-        :param torch.Tensor h: [..., B, D_in].
+        :param torch.Tensor h: Inputs of the layer, [..., B, D_in].
         """
         raise NotImplementedError
 
     def prepared(self) -> "Layer":
-        """The layer for many predictions: what does not depend on inputs is computed once.
+        """The layer for many predictions, with what does not depend on inputs computed once.
 
-        It is asked of copies that hold values in place of parameters
-        (:func:`~pyro_dgp.gp.fixed.fixed_copy`); by default the layer itself.
+        It is called on copies that hold values in place of parameters
+        (:func:`~pyro_dgp.gp.fixed.fixed_copy`). By default it returns the layer itself.
         """
         return self
 
@@ -86,32 +88,32 @@ class Layer(Parameterized):
         )
 
     def model(self) -> Tensor | None:
-        """The prior's global sites; the inducing values if there are any."""
+        """Draws the prior's global sites, and returns the inducing values if there are any."""
 
     def guide(self) -> Tensor | None:
-        """The guide's global sites, in the same order."""
+        """Draws the guide's global sites, in the same order."""
 
     def kl(self) -> Tensor:
-        """KL( q || p ) of the global sites, where it is closed; 0 without sites."""
+        """KL( q || p ) of the global sites, if it has a closed form; 0 without sites."""
         return torch.zeros(())
 
     @pyro_method
     def model_local(self, h: Tensor) -> Tensor:
         """Draws the output in the data plate: :meth:`propagate` with the noise as a site.
 
-        With the noise as a site of its own, importance samples, replay and conditioning reach it.
+        As the noise is a site of its own, importance sampling, replay and conditioning apply to it.
 
-        :param torch.Tensor h: [..., B, D_in].
-        :returns: [..., B, width], with the leading shape that the noise has.
+        :param torch.Tensor h: Inputs of the layer, [..., B, D_in].
+        :returns: Outputs, [..., B, width], with the leading shape that the noise has.
         """
         return self.propagate(h, self._sample_noise(h))
 
     @pyro_method
     def guide_local(self, X: Tensor, y: Tensor | None) -> None:
-        """Draws the noise from its prior: what is learned is then in the global sites.
+        """Draws the noise from its prior, so that only the guide of the global sites is learned.
 
-        :param torch.Tensor X: The deep GP's inputs, [B, D].
-        :param torch.Tensor y: Its targets as the encoder sees them, or None.
+        :param torch.Tensor X: Inputs of the deep GP, [B, D].
+        :param torch.Tensor y: Encoded targets, [B] or [B, E], or None.
         """
         self._sample_noise(X)
 
@@ -124,9 +126,12 @@ class Layer(Parameterized):
 
 @contextmanager
 def in_mode(module: Parameterized, mode: str) -> Iterator[None]:
-    """Has hyperparameters with a prior drawn from it ("model") or from their guide ("guide").
+    """Draws hyperparameters with a prior from that prior ("model") or from their guide ("guide").
 
-    Afterwards every part has the mode that it had before.
+    Afterwards every submodule has its previous mode again.
+
+    :param module: Module with hyperparameters.
+    :param str mode: "model" or "guide".
     """
     parts = [part for part in module.modules() if isinstance(part, Parameterized)]
     before = [part.mode for part in parts]

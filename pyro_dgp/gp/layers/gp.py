@@ -7,7 +7,7 @@ import pyro.distributions as dist
 import torch
 from pyro.contrib.gp.kernels import Kernel
 from pyro.contrib.gp.models import VariationalSparseGP
-from pyro.nn import PyroParam, pyro_method
+from pyro.nn import pyro_method
 from torch import Tensor
 
 from pyro_dgp._checks import check_integer
@@ -17,7 +17,7 @@ from pyro_dgp.gp.conditional import (
     whitened_conditional,
     whitened_kl,
 )
-from pyro_dgp.gp.constraints import lower_triangular
+from pyro_dgp.gp.constraints import constrained, lower_triangular
 from pyro_dgp.gp.inducing import InducingNormal
 from pyro_dgp.gp.layers.base import Layer, in_mode
 from pyro_dgp.gp.pathwise import features, function_values, unit_frequencies
@@ -34,26 +34,34 @@ class GPLayer(Layer, VariationalSparseGP):
     draws the output. Without ``mixing`` the GPs are the outputs.
 
     The square roots ``u_scale_tril`` are lower triangular with entries of either sign, as in the
-    paper's experiments: S S^T does not see the sign of a column, and a variance that starts near
-    zero can grow at the pace of an additive step.
+    paper's experiments: S S^T does not depend on the sign of a column, and a variance that starts
+    near zero can grow as fast as the optimiser's additive steps.
 
     Source: Rudner et al. (2021), section 2.1 and appendix "Linear projections between layers".
 
     :param ~pyro.contrib.gp.kernels.Kernel kernel: Covariance function over D_in inputs; priors on
-        its hyperparameters (``PyroSample``) are honoured.
+        its hyperparameters (``PyroSample``) are taken into account.
     :param torch.Tensor Xu: Initial inducing inputs, [M, D_in].
-    :param int num_gps: R.
-    :param torch.Tensor mixing: P, [width, R], fixed; None for width = R without mixing.
-    :param torch.Tensor linear_mean: A, [width, D_in], fixed; None for no linear mean.
+    :param int num_gps: Number of GPs R.
+    :param torch.Tensor mixing: Fixed matrix P, [width, R]; None for width = R without mixing.
+    :param torch.Tensor linear_mean: Fixed matrix A, [width, D_in]; None for no linear mean.
     :param float u_scale: Initial standard deviation of the inducing values.
     :param float jitter: Relative jitter of the inducing inputs' kernel matrix.
-    :param str function_draws: Whether the samples of a datum, as a hidden layer, see
-        "independent" draws from the marginals of q(g), as in the paper, or the values of one
-        "shared" draw of the function, with which importance weights bound the evidence.
-    :param int num_features: Random features of such a draw, an even number.
-    :raises ValueError: If the shapes do not fit one another, or an option is out of range.
+    :param str function_draws: Draws of a hidden layer for the samples of a datum: "independent"
+        for independent draws from the marginals of q(g), as in the paper, or "shared" for the
+        values of a single draw of the function, with which importance weights bound the evidence.
+    :param int num_features: Number of random features of a shared draw, even.
+    :raises ValueError: If the shapes do not fit together, or an option is out of range.
     :raises NotImplementedError: If functions of the kernel cannot be drawn.
     """
+
+    kernel: Kernel
+    Xu: Tensor
+    u_loc: Tensor
+    u_scale_tril: Tensor
+    mixing: Tensor | None
+    linear_mean: Tensor | None
+    frequencies: Tensor | None
 
     def __init__(
         self,
@@ -97,9 +105,9 @@ class GPLayer(Layer, VariationalSparseGP):
             Xu, None, kernel, Xu, None, latent_shape=torch.Size([num_gps]), whiten=True,
             jitter=jitter,
         )  # fmt: skip
-        self._input_dim = Xu.shape[1]
-        del self.X  # VariationalSparseGP's own training inputs; here every call has its inputs
-        self.u_scale_tril = PyroParam(
+        self.input_dim, self.noise_dim = Xu.shape[1], num_gps
+        del self.X  # the training inputs of a VariationalSparseGP; here they are arguments
+        self.u_scale_tril = constrained(
             u_scale * torch.eye(len(Xu)).to(Xu).repeat(num_gps, 1, 1), lower_triangular
         )
         self.register_buffer("mixing", mixing)
@@ -107,16 +115,6 @@ class GPLayer(Layer, VariationalSparseGP):
         shared = function_draws == "shared"
         frequencies = unit_frequencies(self.kernel, num_features // 2).to(Xu) if shared else None
         self.register_buffer("frequencies", frequencies)
-
-    @property
-    def input_dim(self) -> int:
-        """D_in."""
-        return self._input_dim
-
-    @property
-    def noise_dim(self) -> int:
-        """R."""
-        return self.num_gps
 
     def width(self, input_dim: int) -> int:
         """:attr:`output_dim`, for any input."""
@@ -128,7 +126,8 @@ class GPLayer(Layer, VariationalSparseGP):
         """
         if self.mixing is not None:
             raise ValueError(
-                "The last layer's GPs are the outputs: build it without `mixing`, one GP an output."
+                "The last layer's GPs are the outputs: build it without `mixing`, with a GP per "
+                "output."
             )
 
     @property
@@ -138,7 +137,7 @@ class GPLayer(Layer, VariationalSparseGP):
 
     @property
     def num_gps(self) -> int:
-        """R."""
+        """Number of GPs R."""
         return self.latent_shape[0]
 
     @pyro_method
@@ -149,8 +148,9 @@ class GPLayer(Layer, VariationalSparseGP):
             prior = dist.Normal(torch.zeros_like(self.u_loc), 1.0).to_event(2)
             return pyro.sample(self._pyro_get_fullname("u"), prior)
 
+    # guide and forward have the signatures of a Layer: Pyro's return nothing and take `full_cov`.
     @pyro_method
-    def guide(self) -> Tensor:
+    def guide(self) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The guide's global sites, in the same order."""
         with in_mode(self, "guide"):
             self._load_pyro_samples()
@@ -163,10 +163,12 @@ class GPLayer(Layer, VariationalSparseGP):
         """KL( q(u) || p(u) ), summed over the GPs."""
         return whitened_kl(self.u_loc, self.u_scale_tril).sum()
 
-    def forward(self, h: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, h: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Marginals q(g(h)) of the R GPs; hyperparameters with a prior come from their guide.
 
-        :param torch.Tensor h: Inputs, [..., B, D_in]; any leading shape, none included.
+        :param torch.Tensor h: Inputs, [..., B, D_in], with any number of leading dimensions.
         :returns: Means and variances, [..., B, R] each; variances are at least the jitter.
         """
         with in_mode(self, "guide"):
@@ -175,80 +177,88 @@ class GPLayer(Layer, VariationalSparseGP):
         return loc, torch.maximum(var, self.jitter * prior.detach())
 
     def conditional(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Means and variances of the R GPs, which may be slightly negative by rounding.
+        """Means and variances of the R GPs; variances may be slightly negative by rounding.
 
-        :param torch.Tensor h: [..., B, D_in].
-        :returns: Both [..., B, R], and the prior's variances, [..., B, 1].
+        :param torch.Tensor h: Inputs, [..., B, D_in].
+        :returns: Means and variances, [..., B, R] each, and the prior's variances, [..., B, 1].
         """
         Luu, m, S = self._cholesky(), self.u_loc, self.u_scale_tril
         return self._at(h, lambda Kfu, Kff: whitened_conditional(Luu, Kfu, Kff, m, S))
 
     def prepared(self) -> "GPLayer":
-        """Also without derivatives."""
+        """The layer with factors that are computed once, and without derivatives."""
         given = WhitenedConditional(self._cholesky(), self.u_loc, self.u_scale_tril)
         return self.with_conditional(lambda h: self._at(h, given))
 
-    def with_conditional(self, conditional: Callable[[Tensor], tuple]) -> "GPLayer":
-        """The layer with another function in the place of :meth:`conditional`.
+    def with_conditional(
+        self, conditional: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
+    ) -> "GPLayer":
+        """The layer with another function in place of :meth:`conditional`.
 
-        :param conditional: With the same argument and results.
+        :param conditional: Function with the same argument and results.
         """
-        new = self.__class__.__new__(self.__class__)
-        new.__dict__.update(self.__dict__, conditional=conditional)
+        new = object.__new__(type(self))
+        vars(new).update(vars(self), conditional=conditional)
         return new
 
     def _cholesky(self) -> Tensor:
         name = self._pyro_name or type(self).__name__
         return stable_cholesky(self.kernel(self.Xu), self.jitter, name)
 
-    def _at(self, h: Tensor, given: Callable[[Tensor, Tensor], tuple]) -> tuple[Tensor, ...]:
+    def _at(
+        self, h: Tensor, given: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, Tensor, Tensor]:
         flat, shape = h.reshape(-1, h.shape[-1]), h.shape[:-1]
         prior = self.kernel(flat, diag=True)
-        loc, var = given(self.kernel(flat, self.Xu), prior)
-        return *(t.reshape(*shape, self.num_gps) for t in (loc, var)), prior.reshape(*shape, 1)
+        marginals = given(self.kernel(flat, self.Xu), prior)
+        loc, var = (t.reshape(*shape, self.num_gps) for t in marginals)
+        return loc, var, prior.reshape(*shape, 1)
 
     @pyro_method
     def marginal(self, h: Tensor) -> tuple[Tensor, Tensor]:
         """Marginal means and variances of the output A h + P g(h).
 
-        :param torch.Tensor h: [..., B, D_in].
-        :returns: [..., B, width] each.
+        :param torch.Tensor h: Inputs, [..., B, D_in].
+        :returns: Means and variances, [..., B, width] each.
         """
         loc, var = self(h)
         if self.mixing is not None:
             var = var @ self.mixing.square().mT
         return self._mix(loc, h), var
 
-    def propagate(self, h: Tensor, noise: Tensor) -> Tensor:
+    def propagate(self, h: Tensor, noise: Tensor | None) -> Tensor:
         """The paper's reparameterisation: A h + P (loc(h) + epsilon sqrt(var(h))).
 
-        :param torch.Tensor h: [..., B, D_in].
-        :param torch.Tensor noise: epsilon, [..., B, R].
-        :returns: [..., B, width].
+        :param torch.Tensor h: Inputs, [..., B, D_in].
+        :param torch.Tensor noise: Values of epsilon, [..., B, R].
+        :returns: Outputs, [..., B, width].
+        :raises ValueError: If there is no noise.
         """
+        if noise is None:
+            raise ValueError("A GPLayer needs noise, the values of epsilon.")
         loc, var = self(h)
         return self._mix(loc + noise * var.sqrt(), h)
 
     @pyro_method
     def model_local(self, h: Tensor) -> Tensor:
-        """Draws the output in the data plate, from the marginals or from one function a datum.
+        """Draws the output in the data plate, from the marginals or from one function per datum.
 
-        :param torch.Tensor h: [..., B, D_in].
-        :returns: [..., B, width].
+        :param torch.Tensor h: Inputs, [..., B, D_in].
+        :returns: Outputs, [..., B, width].
         """
-        noise = self._sample_noise(h)
-        if self.frequencies is None:
-            return self.propagate(h, noise)
-        return self.drawn_function(h, noise, self.frequencies)
+        frequencies = self.frequencies
+        if frequencies is None:
+            return self.propagate(h, self._sample_noise(h))
+        return self.drawn_function(h, self._sample_function_noise(h, frequencies), frequencies)
 
     def drawn_function(self, h: Tensor, noise: Tensor, frequencies: Tensor) -> Tensor:
         """A h + P g(h) for functions g drawn from q; see :mod:`pyro_dgp.gp.pathwise`.
 
-        :param torch.Tensor h: [..., B, D_in].
-        :param torch.Tensor noise: Standard normal draws, [..., B, (F + M) R], of one function each;
-            with 1 for B where all rows are of one function.
-        :param torch.Tensor frequencies: Of the prior's features, [F / 2, D_in].
-        :returns: [..., B, width].
+        :param torch.Tensor h: Inputs, [..., B, D_in].
+        :param torch.Tensor noise: Standard normal draws, [..., B, (F + M) R], one vector per
+            function; with 1 in place of B if one function has all rows.
+        :param torch.Tensor frequencies: Frequencies of the prior's features, [F / 2, D_in].
+        :returns: Outputs, [..., B, width].
         """
         with in_mode(self, "guide"):
             kernel, Xu, u_loc, u_scale_tril = self.kernel, self.Xu, self.u_loc, self.u_scale_tril
@@ -262,16 +272,24 @@ class GPLayer(Layer, VariationalSparseGP):
         return self._mix(g, h)
 
     def function_noise_dim(self, num_features: int) -> int:
-        """Standard normal variables that a function is made of, (F + M) R."""
+        """Number of standard normal variables that determine a drawn function, (F + M) R.
+
+        :param int num_features: Number of random features F.
+        """
         return (num_features + self.u_loc.shape[1]) * self.num_gps
 
     def _sample_noise(self, like: Tensor) -> Tensor | None:
         if self.frequencies is None:
             return super()._sample_noise(like)
-        dim = self.function_noise_dim(2 * len(self.frequencies))
+        return self._sample_function_noise(like, self.frequencies)
+
+    def _sample_function_noise(self, like: Tensor, frequencies: Tensor) -> Tensor:
+        dim = self.function_noise_dim(2 * len(frequencies))
         standard = dist.Normal(like.new_zeros(dim), 1.0).to_event(1)
         name = self._pyro_get_fullname("function_noise")
-        return pyro.sample(name, standard, infer={"shared": True})
+        # Pyro allows other keys than those of its annotation.
+        infer = {"shared": True}
+        return pyro.sample(name, standard, infer=infer)  # pyright: ignore[reportArgumentType]
 
     def _mix(self, g: Tensor, h: Tensor) -> Tensor:
         out = g if self.mixing is None else g @ self.mixing.mT

@@ -1,4 +1,4 @@
-"""A latent input for every datum."""
+"""The layer that appends a latent input."""
 
 import pyro
 import torch
@@ -14,16 +14,17 @@ __all__ = ["LatentLayer"]
 class LatentLayer(Layer):
     """Appends a latent input: h -> [h, z] with z_n ~ N(0, I) for every datum.
 
-    It may stand before any GP layer, and several may be used.
+    It may precede any GP layer, and a model may have several.
 
     :param int latent_dim: Dimension of z.
-    :param encoder: q(z | x, y): a module that maps ``(X [B, D], y)`` to a distribution with batch
-        shape [B] and event shape [latent_dim] (or batch shape [B, latent_dim]). None fixes q(z) to
-        the prior.
+    :param encoder: Module for q(z | x, y), which maps ``(X [B, D], y)`` to a distribution with
+        batch shape [B] and event shape [latent_dim] (or batch shape [B, latent_dim]). None fixes
+        q(z) to the prior.
     :raises ValueError: If ``latent_dim`` is not a positive integer.
     """
 
     noise_name = "z"
+    encoder: nn.Module | None
 
     def __init__(self, latent_dim: int, encoder: nn.Module | None = None) -> None:
         super().__init__()
@@ -34,8 +35,10 @@ class LatentLayer(Layer):
         """D_in + latent_dim."""
         return input_dim + self.latent_dim
 
-    def propagate(self, h: Tensor, noise: Tensor) -> Tensor:
+    def propagate(self, h: Tensor, noise: Tensor | None) -> Tensor:
         """[h, z] with z the noise; see :meth:`~pyro_dgp.gp.Layer.propagate`."""
+        if noise is None:
+            raise ValueError("A LatentLayer needs noise, the values of z.")
         batch_shape = torch.broadcast_shapes(h.shape[:-1], noise.shape[:-1])
         return torch.cat([h.expand(*batch_shape, -1), noise.expand(*batch_shape, -1)], -1)
 
@@ -43,10 +46,10 @@ class LatentLayer(Layer):
     def guide_local(self, X: Tensor, y: Tensor | None) -> None:
         """Draws z from q(z | x, y).
 
-        Without y, as in prediction, the site is left out and the model draws z from its prior.
+        Without y, as in prediction, there is no such site, and the model draws z from its prior.
 
-        :param torch.Tensor X: The deep GP's inputs, [B, D].
-        :param torch.Tensor y: Its targets as the encoder sees them, [B] or [B, P], or None.
+        :param torch.Tensor X: Inputs of the deep GP, [B, D].
+        :param torch.Tensor y: Encoded targets, [B] or [B, E], or None.
         """
         if y is None:
             return

@@ -1,4 +1,4 @@
-"""The likelihoods of a deep GP's targets, a family a file."""
+"""The likelihoods of a deep GP's targets, one family per module."""
 
 from pyro_dgp.gp.likelihoods.base import Likelihood, check_likelihood
 from pyro_dgp.gp.likelihoods.binary import Bernoulli, Binomial

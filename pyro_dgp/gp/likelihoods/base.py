@@ -1,18 +1,18 @@
-r"""What a likelihood of a deep GP is: p(y | f), with f ~ N(mean, var) integrated.
+r"""The base class of likelihoods p(y | f), integrated over f ~ N(mean, var).
 
-Where f ~ N(mean, var) is the last layer's marginal, the bound needs :math:`E_f[\log p(y|f)]`, not
-:math:`\log E_f[p(y|f)]`: the second is no lower bound once it stands inside the sum over data with
-q(f)'s KL outside. A prediction needs the second.
+Here f ~ N(mean, var) is the last layer's marginal. The bound needs :math:`E_f[\log p(y|f)]`, not
+:math:`\log E_f[p(y|f)]`: with the second inside the sum over data and the KL of q(f) outside, the
+sum is no lower bound. A prediction needs the second.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import pyro
-import pyro.contrib.gp.likelihoods
-import pyro.distributions as dist
 import torch
+from pyro.contrib.gp import likelihoods as pyro_likelihoods
 from torch import Tensor, nn
-from torch.distributions import constraints
+from torch.distributions import Distribution, constraints
 
 from pyro_dgp.gp.fixed import captured
 from pyro_dgp.gp.layers.base import in_mode
@@ -21,12 +21,19 @@ from pyro_dgp.gp.likelihoods.quadrature import Bends, expected, log_expected
 
 __all__ = ["Likelihood", "check_likelihood"]
 
+R = TypeVar("R")
 
-class Likelihood(pyro.contrib.gp.likelihoods.likelihood.Likelihood):
+
+def _with_own_covariates(method: Callable[..., R]) -> Callable[..., R]:
+    """Tells type checkers that overrides list their own covariates in place of ``**covariates``."""
+    return method
+
+
+class Likelihood(pyro_likelihoods.Likelihood):
     r"""p(y | f) of each target given J functions of its row, the outputs of the last layer.
 
-    A likelihood of one's own needs :meth:`conditional` alone. The expected log density and the
-    predictive distribution then come from quadrature over f, for up to three functions:
+    A new likelihood needs :meth:`conditional` alone. The expected log density and the predictive
+    distribution are then computed by quadrature over f, for up to three functions:
 
     >>> class Laplace(Likelihood):
     ...     def __init__(self, event_dim=0):
@@ -36,29 +43,32 @@ class Likelihood(pyro.contrib.gp.likelihoods.likelihood.Likelihood):
     ...     def conditional(self, f):
     ...         return dist.Laplace(f, self.scale)
 
-    What has a closed form, or bends more sharply than the functions' standard deviations (see
-    :mod:`~pyro_dgp.gp.likelihoods.quadrature`), says so by overriding other methods. All of them
-    are elementwise over targets, with functions first: ``loc`` and ``var`` are [J, ..., B], or
-    [J, ..., B, P] with ``event_dim=1``, where the P targets of a row are independent given f.
+    A likelihood overrides other methods if they have a closed form, or if log p(y | f) changes its
+    slope within less than the functions' standard deviations (see
+    :mod:`~pyro_dgp.gp.likelihoods.quadrature`). All methods are elementwise over targets, with
+    functions first: ``loc`` and ``var`` are [J, ..., B], or [J, ..., B, P] with ``event_dim=1``,
+    where the P targets of a row are independent given f.
 
     :param int event_dim: 0 for targets [N], 1 for targets [N, P].
-    :param torch.Tensor intercept: Constants that are added to the functions, and trained: [J], or
-        [J, P] with ``event_dim=1``. None for none.
+    :param torch.Tensor intercept: Initial values of trained constants that are added to the
+        functions, [J], or [J, P] with ``event_dim=1``; None for no constants.
     """
 
-    #: J, how many functions a target needs.
+    event_dim: int
+    intercept: Tensor | None
+    #: Number of functions J per target.
     num_functions: int = 1
-    #: Whether targets are discrete, with probabilities in place of densities.
+    #: True if targets are discrete, with probabilities in place of densities.
     discrete: bool = False
-    #: Which targets are possible.
+    #: Constraint of the possible targets.
     support: constraints.Constraint = constraints.real
     #: The same in words, for messages.
     accepts: str = "real numbers"
-    #: Names of what the likelihood takes per row beside y, and those of them that it needs.
+    #: Names of the covariates that the likelihood takes per row, and of those that it requires.
     covariates: tuple[str, ...] = ()
     needed: tuple[str, ...] = ()
-    #: Names of arguments of the constructor that training does not change, beside ``event_dim``;
-    #: attributes of the same names keep them.
+    #: Names of the constructor's arguments, other than ``event_dim``, that training does not
+    #: change; attributes of the same names hold their values.
     fixed: tuple[str, ...] = ()
 
     def __init__(self, event_dim: int = 0, intercept: Tensor | None = None) -> None:
@@ -70,70 +80,78 @@ class Likelihood(pyro.contrib.gp.likelihoods.likelihood.Likelihood):
 
     @classmethod
     def for_targets(cls, y: Tensor) -> "Likelihood":
-        """A likelihood that starts from training targets.
+        """A likelihood with initial values from training targets.
 
-        :param torch.Tensor y: [N] or [N, P].
-        :raises ValueError: If they are none that it accepts.
+        :param torch.Tensor y: Training targets, [N] or [N, P].
+        :raises ValueError: If the likelihood does not accept them.
         """
         return cls(event_dim=y.dim() - 1)
 
     def settings(self) -> dict:
-        """The arguments that training does not change; with the parameters, all that it is."""
+        """Constructor arguments that, with the parameters' values, determine the likelihood."""
         return {name: getattr(self, name) for name in ("event_dim", *self.fixed)}
 
-    # What a likelihood of one's own may say
+    # Methods that a likelihood may override
 
-    def conditional(self, *f: Tensor, **covariates: Tensor) -> dist.Distribution:
+    @_with_own_covariates
+    def conditional(self, *f: Tensor, **covariates: Tensor) -> Distribution:
         """p(y | f), a distribution of the functions' shape.
 
-        :param f: J tensors of one shape, [..., B] or [..., B, P].
-        :param covariates: Those that were given, broadcastable with f.
+        :param f: Functions, J tensors of the same shape, [..., B] or [..., B, P].
+        :param covariates: Given covariates, broadcastable with f.
         """
         raise NotImplementedError(
             f"{type(self).__name__} needs a method conditional(f), the distribution of y given f."
         )
 
+    @_with_own_covariates
     def conditional_log_prob(self, y: Tensor, *f: Tensor, **covariates: Tensor) -> Tensor:
         """log p(y | f)."""
         p = self.conditional(*f, **covariates)
-        p._validate_args = False  # y has been checked, and nodes lie where no data do
+        p._validate_args = False  # y has been checked, and nodes may be far from all data
         return p.log_prob(y.to(f[0].dtype))
 
     def functions(self, loc: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
         """The functions' means and variances, given those of the last layer's outputs.
 
-        :param torch.Tensor loc: [J, ..., B, P], whatever ``event_dim`` is.
-        :param torch.Tensor var: The same shape.
+        :param torch.Tensor loc: Means, [J, ..., B, P] for any ``event_dim``.
+        :param torch.Tensor var: Variances, of the same shape.
         """
         if self.intercept is None:
             return loc, var
         c = self.intercept.reshape(len(loc), -1)
         return loc + c.reshape(len(loc), *[1] * (loc.dim() - 2), c.shape[1]), var
 
+    @_with_own_covariates
     def bends(self, y: Tensor, **covariates: Tensor) -> Bends | None:
-        """Where log p(y | f) bends as a function of f; None for Gauss-Hermite quadrature."""
+        """Where the slope of log p(y | f) in f changes; None for Gauss-Hermite quadrature."""
 
+    @_with_own_covariates
     def expected_log_prob(
         self, y: Tensor, loc: Tensor, var: Tensor, **covariates: Tensor
     ) -> Tensor:
         """E[log p(y | f)] for f_j ~ N(loc_j, var_j).
 
-        :param torch.Tensor y: Broadcastable with [..., B] or [..., B, P].
-        :param torch.Tensor loc: [J, ..., B(, P)].
-        :param torch.Tensor var: [J, ..., B(, P)].
-        :returns: [..., B(, P)].
+        :param torch.Tensor y: Targets, broadcastable with [..., B] or [..., B, P].
+        :param torch.Tensor loc: Means of the functions, [J, ..., B(, P)].
+        :param torch.Tensor var: Variances of the functions, [J, ..., B(, P)].
+        :param covariates: Given covariates, broadcastable with y.
+        :returns: Expected log densities, [..., B(, P)].
         """
         bends = None if self.num_functions > 1 else self.bends(y, **covariates)
         return expected(lambda *f: self.conditional_log_prob(y, *f, **covariates), loc, var, bends)
 
-    def collapsed(self, loc: Tensor, var: Tensor, **covariates: Tensor) -> dist.Distribution:
+    @_with_own_covariates
+    def collapsed(self, loc: Tensor, var: Tensor, **covariates: Tensor) -> Distribution:
         """:meth:`expected_log_prob` as the ``log_prob`` of a distribution."""
         return CollapsedObservation(captured(self), loc, var, covariates)
 
-    def marginal(self, loc: Tensor, var: Tensor, **covariates: Tensor) -> dist.Distribution:
-        """The distribution of y with f integrated, elementwise over targets: batch shape of f."""
+    @_with_own_covariates
+    def marginal(self, loc: Tensor, var: Tensor, **covariates: Tensor) -> Distribution:
+        """The distribution of y integrated over f, elementwise over targets: batch shape of f."""
         return Marginal(self, loc, var, covariates)
 
+    @_with_own_covariates
     def log_marginal(self, y: Tensor, loc: Tensor, var: Tensor, **covariates: Tensor) -> Tensor:
         """log E[p(y | f)], for :meth:`marginal`."""
         bends = None if self.num_functions > 1 else self.bends(y, **covariates)
@@ -143,67 +161,79 @@ class Likelihood(pyro.contrib.gp.likelihoods.likelihood.Likelihood):
 
     def drawn_marginal(
         self, loc: Tensor, var: Tensor, generator: torch.Generator | None = None
-    ) -> dist.Distribution | None:
-        """A distribution in closed form whose mean over draws is the marginal; None for none.
+    ) -> Distribution | None:
+        """A closed-form distribution whose average over draws is the marginal; None for none.
 
-        One draw a sample, the same for all rows: among many samples it stands for quadrature.
+        There is one draw per sample, the same for all rows: with many samples it replaces
+        quadrature.
 
-        :param torch.Tensor loc: [J, S, N(, P)].
+        :param torch.Tensor loc: Means of the functions, [J, S, N(, P)].
+        :param torch.Tensor var: Variances of the functions, of the same shape.
+        :param torch.Generator generator: Source of the draws; None for torch's global generator.
         """
 
+    @_with_own_covariates
     def marginal_cdf(self, y: Tensor, loc: Tensor, var: Tensor, **covariates: Tensor) -> Tensor:
         """P(target <= y), for :meth:`marginal`; needs a conditional with ``cdf``."""
         bends = None if self.num_functions > 1 else self.bends(y, **covariates)
         return expected(lambda *f: self.conditional(*f, **covariates).cdf(y), loc, var, bends)
 
+    @_with_own_covariates
     def coarse_cdf(self, y: Tensor, loc: Tensor, var: Tensor, **covariates: Tensor) -> Tensor:
-        """:meth:`marginal_cdf` with few nodes, for means over many (loc, var): scores of mixtures.
+        """:meth:`marginal_cdf` with few nodes, for scores of mixtures of many (loc, var).
 
-        Five Gauss-Hermite nodes have a distribution function with five steps where y is nearly a
-        function of f; those of a hundred components lie in a hundred places.
+        If y is nearly a function of f, the distribution function by five Gauss-Hermite nodes has
+        five steps; in a mixture of a hundred components the steps are averaged out.
         """
         return expected(
             lambda *f: self.conditional(*f, **covariates).cdf(y), loc, var, num_hermite=5
         )
 
+    @_with_own_covariates
     def marginal_moments(
         self, loc: Tensor, var: Tensor, **covariates: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Mean and variance of y, for :meth:`marginal`; needs a conditional with both."""
 
-        def moment(fn) -> Tensor:
+        def moment(fn: Callable[[Distribution], Tensor]) -> Tensor:
             return expected(lambda *f: fn(self.conditional(*f, **covariates)), loc, var)
 
         mean = moment(lambda p: p.mean)
         return mean, moment(lambda p: p.variance + (p.mean - mean).square())
 
+    @_with_own_covariates
     def marginal_sample(self, loc: Tensor, var: Tensor, **covariates: Tensor) -> Tensor:
         """A draw of y for each element, for :meth:`marginal`."""
         f = loc + var.sqrt() * torch.randn_like(loc)
         return self.conditional(*f, **covariates).sample()
 
     def has_mass(self, y: Tensor) -> Tensor:
-        """Whether :meth:`log_marginal` is that of a probability at y, rather than of a density."""
+        """Whether :meth:`log_marginal` at y is the logarithm of a probability, not of a density."""
         return torch.full_like(y, self.discrete, dtype=torch.bool)
 
     def lattice(self) -> tuple[float, float] | None:
-        """An origin and a step, if targets lie on origin + step k; for quantiles and CRPS."""
+        """Origin and step, if targets lie on origin + step k, for quantiles and CRPS; else None."""
         return (0.0, 1.0) if self.discrete else None
 
     def encode(self, y: Tensor, dtype: torch.dtype) -> Tensor:
-        """The targets as the encoder of q(z | x, y) sees them: [B] or [B, E], near unit scale."""
+        """The encoder's input for targets, of about unit scale: [B] or [B, E].
+
+        :param torch.Tensor y: Targets, [B] or [B, P].
+        :param torch.dtype dtype: Dtype of the result.
+        """
         return y.to(dtype)
 
+    @_with_own_covariates
     def check_targets(self, y: Tensor, **covariates: Tensor) -> None:
         """
         :raises ValueError: If a target is not possible.
         """
         self.refuse(y, ~self.support.check(y), self.accepts)
 
-    # What the model calls
+    # Methods that the model calls
 
     def output_dim(self, num_targets: int) -> int:
-        """Outputs of the last layer for P targets: J P, all targets' first functions first."""
+        """Number of outputs of the last layer for P targets, J P: first all first functions."""
         return self.num_functions * num_targets
 
     def check_output_dim(self, output_dim: int) -> None:
@@ -285,10 +315,10 @@ class Likelihood(pyro.contrib.gp.likelihoods.likelihood.Likelihood):
         """The observation site ``y``, to be called inside the data plate.
 
         :param torch.Tensor f_loc: Means of the last layer, [..., B, J P].
-        :param torch.Tensor f_var: Its variances, [..., B, J P].
+        :param torch.Tensor f_var: Variances of the last layer, [..., B, J P].
         :param torch.Tensor y: Targets, [B] or [B, P], or None to draw them.
         :param torch.Tensor weight: Factors of the rows' log densities, [B]; None for 1.
-        :param covariates: What the likelihood takes per row, [B] or [B, P].
+        :param covariates: Covariates of the likelihood per row, [B] or [B, P].
         :returns: y, or a draw from the predictive distribution.
         """
         y_dist = self.observation(f_loc, f_var, **covariates)
@@ -296,28 +326,28 @@ class Likelihood(pyro.contrib.gp.likelihoods.likelihood.Likelihood):
             y_dist = Weighted(y_dist, weight)
         return pyro.sample(self._pyro_get_fullname("y"), y_dist, obs=y)
 
-    def observation(self, f_loc: Tensor, f_var: Tensor, **covariates: Tensor) -> dist.Distribution:
-        """The distribution of the observation site, for a site of one's own in a larger model.
+    def observation(self, f_loc: Tensor, f_var: Tensor, **covariates: Tensor) -> Distribution:
+        """The distribution of the observation site, for a larger model with its own site.
 
         :param torch.Tensor f_loc: Means of the last layer, [..., B, J P].
-        :param torch.Tensor f_var: Its variances, [..., B, J P].
-        :param covariates: What the likelihood takes per row, [B] or [B, P].
+        :param torch.Tensor f_var: Variances of the last layer, [..., B, J P].
+        :param covariates: Covariates of the likelihood per row, [B] or [B, P].
         :returns: Batch shape [..., B], event shape [] or [P]; ``log_prob`` is the expected one.
         """
         return self.collapsed(*self._split(f_loc, f_var), **self._by_target(covariates))
 
-    def predictive(self, f_loc: Tensor, f_var: Tensor, **covariates: Tensor) -> dist.Distribution:
-        """The distribution of y with f integrated.
+    def predictive(self, f_loc: Tensor, f_var: Tensor, **covariates: Tensor) -> Distribution:
+        """The distribution of y integrated over f.
 
         :param torch.Tensor f_loc: Means of the last layer, [..., B, J P].
-        :param torch.Tensor f_var: Its variances, [..., B, J P].
-        :param covariates: What the likelihood takes per row, [B] or [B, P].
+        :param torch.Tensor f_var: Variances of the last layer, [..., B, J P].
+        :param covariates: Covariates of the likelihood per row, [B] or [B, P].
         :returns: Elementwise over targets: batch shape [..., B] or [..., B, P].
         """
         return self.marginal(*self._split(f_loc, f_var), **self._by_target(covariates))
 
     def _by_target(self, covariates: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What is given per row [B] as [B, 1], where targets are [B, P]."""
+        """Covariates [B] as [B, 1], if targets are [B, P]."""
         one = self.event_dim == 1
         return {n: v.unsqueeze(-1) if one and v.dim() == 1 else v for n, v in covariates.items()}
 
@@ -329,12 +359,12 @@ class Likelihood(pyro.contrib.gp.likelihoods.likelihood.Likelihood):
         return (loc, var) if self.event_dim else (loc.squeeze(-1), var.squeeze(-1))
 
     def refuse(self, y: Tensor, bad: Tensor, accepts: str) -> None:
-        """For :meth:`check_targets`: one error for all that is bad.
+        """Raises one error for all impossible targets, for :meth:`check_targets`.
 
         :param torch.Tensor y: Targets.
-        :param torch.Tensor bad: Which of them are not possible, the shape of y.
-        :param str accepts: Which are, in words.
-        :raises ValueError: If there is a bad one.
+        :param torch.Tensor bad: Mask of the impossible ones, of the shape of y.
+        :param str accepts: Description of the possible ones.
+        :raises ValueError: If a target is impossible.
         """
         if bool(bad.any()):
             raise ValueError(
@@ -351,13 +381,13 @@ _INSTEAD = {
 
 def check_likelihood(likelihood: Likelihood) -> None:
     """
-    :raises TypeError: If it is something else, Pyro's own likelihoods included.
+    :raises TypeError: If it is no :class:`Likelihood`, but for instance one of Pyro's own.
     """
     if isinstance(likelihood, Likelihood):
         return
     kind = type(likelihood).__name__
     found = f"likelihood is a {kind}, no pyro_dgp.gp.Likelihood"
-    if isinstance(likelihood, pyro.contrib.gp.likelihoods.likelihood.Likelihood):
+    if isinstance(likelihood, pyro_likelihoods.Likelihood):
         found += (
             ". Pyro's own compare f [B, 1] with y [B] in all pairs, and compute log E[p(y | f)], "
             "which is no lower bound"

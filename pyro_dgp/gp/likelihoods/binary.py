@@ -7,7 +7,7 @@ import pyro.distributions as dist
 import scipy.special
 import torch
 from torch import Tensor
-from torch.distributions import constraints
+from torch.distributions import Distribution, constraints
 from torch.nn.functional import logsigmoid
 
 from pyro_dgp.gp.likelihoods.base import Likelihood
@@ -16,25 +16,15 @@ from pyro_dgp.gp.likelihoods.special import log_ndtr, with_scipy
 
 __all__ = ["Bernoulli", "Binomial"]
 
-# The logarithm of P(1 | f); that of P(0 | f) is its value at -f. With the width of its bend at 0.
+# By link: log P(1 | f), which is log P(0 | -f), and the width of its bend at 0.
 _LINKS = {"logit": (logsigmoid, math.pi), "probit": (log_ndtr, 2.0)}
 
 
-class Bernoulli(Likelihood):
-    r"""y is 1 with probability sigma(f) (``link="logit"``) or Phi(f) (``link="probit"``), else 0.
-
-    With the probit link the predictive probability is closed, :math:`\Phi(m / \sqrt{1 + v})`.
-
-    :param str link: "logit" or "probit".
-    :param probability: Initial probability of a 1; one, or with ``event_dim=1`` one per output [P].
-    :param int event_dim: 0 for targets [N], 1 for targets [N, P].
-    :raises ValueError: If the link is unknown, or the probability is not between 0 and 1.
-    """
+class _Binary(Likelihood):
+    """Outcomes of probability sigma(f) or Phi(f)."""
 
     discrete = True
     fixed = ("link",)
-    support = constraints.boolean
-    accepts = "targets 0 and 1"
 
     def __init__(
         self, link: str = "logit", probability: float | Tensor = 0.5, event_dim: int = 0
@@ -48,6 +38,27 @@ class Bernoulli(Likelihood):
         super().__init__(event_dim, inverse(p).unsqueeze(0))
         self.link = link
 
+    def _log_cdf(self, f: Tensor) -> Tensor:
+        return _LINKS[self.link][0](f)
+
+    def _logits(self, f: Tensor) -> Tensor:
+        return self._log_cdf(f) - self._log_cdf(-f)
+
+
+class Bernoulli(_Binary):
+    r"""y is 1 with probability sigma(f) (``link="logit"``) or Phi(f) (``link="probit"``), else 0.
+
+    With the probit link the predictive probability is closed, :math:`\Phi(m / \sqrt{1 + v})`.
+
+    :param str link: "logit" or "probit".
+    :param probability: Initial probability of a 1; one, or with ``event_dim=1`` one per output [P].
+    :param int event_dim: 0 for targets [N], 1 for targets [N, P].
+    :raises ValueError: If the link is unknown, or the probability is not between 0 and 1.
+    """
+
+    support = constraints.boolean
+    accepts = "targets 0 and 1"
+
     @classmethod
     def for_targets(cls, y: Tensor) -> "Bernoulli":
         """Starts from the share of ones."""
@@ -55,7 +66,7 @@ class Bernoulli(Likelihood):
         share = y.to(torch.get_default_dtype()).mean(0).clamp(0.01, 0.99)
         return cls(probability=share, event_dim=y.dim() - 1)
 
-    def conditional(self, f: Tensor) -> dist.Distribution:
+    def conditional(self, f: Tensor) -> Distribution:
         """Bernoulli(sigma(f)) or Bernoulli(Phi(f))."""
         return dist.Bernoulli(logits=self._logits(f), validate_args=False)
 
@@ -66,7 +77,7 @@ class Bernoulli(Likelihood):
         """At 0."""
         return Bends((0.0,), _LINKS[self.link][1])
 
-    def marginal(self, loc: Tensor, var: Tensor) -> dist.Distribution:
+    def marginal(self, loc: Tensor, var: Tensor) -> Distribution:
         """Bernoulli, by its logits."""
         if self.link == "probit":
             logits = self._logits(loc[0] / (1 + var[0]).sqrt())
@@ -76,15 +87,9 @@ class Bernoulli(Likelihood):
             )
         return _Bernoulli(logits=logits, validate_args=False)
 
-    def _log_cdf(self, f: Tensor) -> Tensor:
-        return _LINKS[self.link][0](f)
 
-    def _logits(self, f: Tensor) -> Tensor:
-        return self._log_cdf(f) - self._log_cdf(-f)
-
-
-class Binomial(Bernoulli):
-    """Ones among ``total_count`` trials, which it needs per row, [N]; links as in Bernoulli.
+class Binomial(_Binary):
+    """Number of ones in ``total_count`` trials, a required covariate [N]; links as in Bernoulli.
 
     :param str link: "logit" or "probit".
     :param probability: Initial probability of a 1; one, or with ``event_dim=1`` one per output [P].
@@ -99,7 +104,7 @@ class Binomial(Bernoulli):
 
     @classmethod
     def for_targets(cls, y: Tensor) -> "Binomial":
-        """Starts from probability 1/2: how many trials there were is not known here."""
+        """Starts from probability 1/2, because the numbers of trials are not known here."""
         return cls(event_dim=y.dim() - 1)
 
     def check_covariates(self, covariates: Mapping[str, Tensor]) -> None:
@@ -119,7 +124,7 @@ class Binomial(Bernoulli):
         if total_count is not None:
             self.refuse(y, y > total_count, "counts of at most total_count")
 
-    def conditional(self, f: Tensor, total_count: Tensor) -> dist.Distribution:
+    def conditional(self, f: Tensor, total_count: Tensor) -> Distribution:
         """Binomial(total_count, sigma(f)) or Binomial(total_count, Phi(f))."""
         return _Binomial(total_count.to(f.dtype), logits=self._logits(f), validate_args=False)
 
@@ -130,10 +135,7 @@ class Binomial(Bernoulli):
 
     def bends(self, y: Tensor, total_count: Tensor) -> Bends:
         """At 0."""
-        return super().bends(y)
-
-    def marginal(self, loc: Tensor, var: Tensor, total_count: Tensor) -> dist.Distribution:
-        return Likelihood.marginal(self, loc, var, total_count=total_count)
+        return Bends((0.0,), _LINKS[self.link][1])
 
     def marginal_moments(
         self, loc: Tensor, var: Tensor, total_count: Tensor
@@ -168,15 +170,15 @@ class Binomial(Bernoulli):
 class _Bernoulli(dist.Bernoulli):
     lattice = 0.0, 1.0
 
-    def log_prob(self, value):
+    def log_prob(self, value: Tensor) -> Tensor:
         return super().log_prob(value.to(self.logits.dtype))
 
-    def cdf(self, value):
+    def cdf(self, value: Tensor) -> Tensor:
         return torch.where(value < 0, 0.0, torch.where(value < 1, (-self.logits).sigmoid(), 1.0))
 
 
 class _Binomial(dist.Binomial):
-    def cdf(self, value):
+    def cdf(self, value: Tensor) -> Tensor:
         k, n = value.floor(), self.total_count
         inside = with_scipy(
             scipy.special.betainc, (n - k).clamp_min(1e-9), k.clamp_min(0) + 1,

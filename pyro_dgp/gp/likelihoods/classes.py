@@ -5,13 +5,13 @@ import math
 
 import pyro.distributions as dist
 import torch
-from pyro.nn import PyroParam
-from torch import Tensor
-from torch.distributions import constraints
+from torch import Tensor, nn
+from torch.distributions import Distribution, constraints
 from torch.nn.functional import one_hot
 from torch.quasirandom import SobolEngine
 
 from pyro_dgp._checks import check_integer
+from pyro_dgp.gp.constraints import constrained
 from pyro_dgp.gp.likelihoods.base import Likelihood
 from pyro_dgp.gp.likelihoods.quadrature import Bends
 from pyro_dgp.gp.likelihoods.special import log_interval
@@ -20,7 +20,7 @@ __all__ = ["Categorical", "Ordinal"]
 
 _TILTING_STEPS = 16
 _NUM_QUASI_RANDOM = 128
-# Larger targets are identifiers rather than numbers of classes.
+# More classes than this are taken for identifiers.
 _MOST_CLASSES = 10_000
 
 
@@ -28,13 +28,20 @@ class _Classes(Likelihood):
     discrete = True
     fixed = ("num_classes",)
 
-    def __init__(self, num_classes: int, event_dim: int, intercept: Tensor | None) -> None:
-        super().__init__(event_dim, intercept)
+    def __init__(self, num_classes: int, probs: Tensor | None = None, event_dim: int = 0) -> None:
+        super().__init__(event_dim)
         self.num_classes = check_integer("num_classes", num_classes, 2)
+        self.support = constraints.integer_interval(0, num_classes - 1)
+        self.accepts = f"classes 0 to {num_classes - 1}"
+        self._start_from(_checked_probs(num_classes, probs))
+
+    def _start_from(self, probs: Tensor) -> None:
+        """Makes the parameters that give classes these probabilities, [C]."""
+        raise NotImplementedError
 
     @classmethod
     def for_targets(cls, y: Tensor) -> "Likelihood":
-        """As many classes as the largest target says, with their shares of the targets."""
+        """As many classes as the largest target implies, with their shares of the targets."""
         cls(2).refuse(y, ~constraints.nonnegative_integer.check(y), "classes 0, 1, 2, ...")
         num_classes = max(2, int(y.max()) + 1)
         if num_classes > _MOST_CLASSES:
@@ -44,14 +51,6 @@ class _Classes(Likelihood):
         counts = torch.bincount(y.long().reshape(-1), minlength=num_classes)
         shares = (counts + 0.5).to(torch.get_default_dtype()) / (counts + 0.5).sum()
         return cls(num_classes, shares, event_dim=y.dim() - 1)
-
-    @property
-    def support(self):
-        return constraints.integer_interval(0, self.num_classes - 1)
-
-    @property
-    def accepts(self) -> str:
-        return f"classes 0 to {self.num_classes - 1}"
 
 
 class Categorical(_Classes):
@@ -70,26 +69,17 @@ class Categorical(_Classes):
     Source: Knowles and Minka (2011), "Non-conjugate variational message passing for multinomial and
     binary regression", section 5.3: the tilted bound.
 
-    :param int num_classes: C; classes are 0 to C - 1.
+    :param int num_classes: Number of classes C, which are 0 to C - 1.
     :param torch.Tensor probs: Initial probabilities, [C]; None for equal ones.
     :param int event_dim: 0 for targets [N], 1 for targets [N, P].
     :raises ValueError: If there are fewer than two classes, or probabilities are not positive.
     """
 
-    def __init__(self, num_classes: int, probs: Tensor | None = None, event_dim: int = 0) -> None:
-        probs = _checked_probs(num_classes, probs)
-        super().__init__(num_classes, event_dim, probs.log())
+    def _start_from(self, probs: Tensor) -> None:
+        self.num_functions = self.num_classes
+        self.intercept = nn.Parameter(probs.log())
 
-    @property
-    def num_functions(self) -> int:
-        """C."""
-        return self.num_classes
-
-    def functions(self, loc: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
-        c = self.intercept.reshape(-1, *[1] * (loc.dim() - 1))
-        return loc + c, var
-
-    def conditional(self, *f: Tensor) -> dist.Distribution:
+    def conditional(self, *f: Tensor) -> Distribution:
         """Categorical(softmax(f))."""
         return dist.Categorical(logits=torch.stack(f, -1), validate_args=False)
 
@@ -102,16 +92,16 @@ class Categorical(_Classes):
         index = y.long().expand(shape).unsqueeze(0)
         return loc.expand(len(loc), *shape).gather(0, index).squeeze(0) - log_sum
 
-    def marginal(self, loc: Tensor, var: Tensor) -> dist.Distribution:
+    def marginal(self, loc: Tensor, var: Tensor) -> Distribution:
         """Categorical."""
         x = _standard_normals(len(loc)).to(loc).reshape(-1, len(loc), *[1] * (loc.dim() - 1))
-        sd, total = var.sqrt(), 0
+        sd, total = var.sqrt(), torch.zeros_like(loc)
         for x_q in x:
             total = total + (loc + sd * x_q).softmax(0)
         return _Unordered(probs=(total / len(x)).movedim(0, -1), validate_args=False)
 
     def encode(self, y: Tensor, dtype: torch.dtype) -> Tensor:
-        """One indicator a class."""
+        """One indicator per class."""
         return one_hot(y.long(), self.num_classes).to(dtype).flatten(1)
 
 
@@ -124,19 +114,17 @@ class Ordinal(_Classes):
 
     Source: Chu and Ghahramani (2005), "Gaussian processes for ordinal regression".
 
-    :param int num_classes: C; classes are 0 to C - 1.
+    :param int num_classes: Number of classes C, which are 0 to C - 1.
     :param torch.Tensor probs: Initial probabilities at f = 0, [C]; None for equal ones.
     :param int event_dim: 0 for targets [N], 1 for targets [N, P].
     :raises ValueError: If there are fewer than two classes, or probabilities are not positive.
     """
 
-    def __init__(self, num_classes: int, probs: Tensor | None = None, event_dim: int = 0) -> None:
-        probs = _checked_probs(num_classes, probs)
-        super().__init__(num_classes, event_dim, None)
+    def _start_from(self, probs: Tensor) -> None:
         cuts = torch.special.ndtri(probs.cumsum(0)[:-1])
-        self.cut_points = PyroParam(cuts, dist.constraints.ordered_vector)
+        self.cut_points = constrained(cuts, dist.constraints.ordered_vector)
 
-    def conditional(self, f: Tensor) -> dist.Distribution:
+    def conditional(self, f: Tensor) -> Distribution:
         """Categorical."""
         edges = self._edges()
         logits = log_interval(edges[:-1] - f.unsqueeze(-1), edges[1:] - f.unsqueeze(-1))
@@ -150,11 +138,11 @@ class Ordinal(_Classes):
         """At the class's cut points."""
         y, cuts = y.long(), self.cut_points
         last = len(cuts) - 1
-        # The outermost classes have one; twice the same will do.
+        # The outermost classes have one cut point, which is used twice.
         low, high = (y - 1).clamp(0, last), y.clamp(0, last)
         return Bends((cuts[low], cuts[high]), 2.0)
 
-    def marginal(self, loc: Tensor, var: Tensor) -> dist.Distribution:
+    def marginal(self, loc: Tensor, var: Tensor) -> Distribution:
         """Categorical: f + N(0, 1) is N(m, 1 + v)."""
         edges, sd = self._edges(), (1 + var[0]).sqrt().unsqueeze(-1)
         m = loc[0].unsqueeze(-1)
@@ -166,17 +154,19 @@ class Ordinal(_Classes):
         return 2 * y.to(dtype) / (self.num_classes - 1) - 1
 
     def _edges(self) -> Tensor:
-        # In place of infinity, for the sake of derivatives; far beyond any f.
+        # In place of infinity, which has no derivatives; far beyond any f.
         end = self.cut_points.new_full((1,), 1e4)
         return torch.cat([-end, self.cut_points, end])
 
 
 class _Unordered(dist.Categorical):
     @property
-    def mean(self):
+    def mean(self) -> Tensor:
         raise NotImplementedError("Classes without an order have no mean; see probs.")
 
-    variance = mean
+    @property
+    def variance(self) -> Tensor:
+        raise NotImplementedError("Classes without an order have no variance; see probs.")
 
 
 class _Ordered(dist.Categorical):
@@ -187,14 +177,14 @@ class _Ordered(dist.Categorical):
         return torch.arange(self._num_events, dtype=self.logits.dtype, device=self.logits.device)
 
     @property
-    def mean(self):
+    def mean(self) -> Tensor:
         return self.probs @ self._classes
 
     @property
-    def variance(self):
+    def variance(self) -> Tensor:
         return self.probs @ self._classes.square() - self.mean.square()
 
-    def cdf(self, value):
+    def cdf(self, value: Tensor) -> Tensor:
         return (self.probs * (self._classes <= value.unsqueeze(-1))).sum(-1)
 
 

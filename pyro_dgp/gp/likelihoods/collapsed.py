@@ -1,41 +1,51 @@
-"""The distributions of y that a likelihood makes of its functions' marginals."""
+"""Distributions of y, given a likelihood and the marginals of its functions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-import pyro.distributions as dist
 import torch
 from torch import Tensor
-from torch.distributions import constraints
+from torch.distributions import Distribution, constraints
+
+from pyro_dgp.gp.derived import Composite
+
+if TYPE_CHECKING:
+    from pyro_dgp.gp.likelihoods.base import Likelihood
 
 __all__ = ["CollapsedObservation", "Marginal", "Weighted"]
 
 
-class CollapsedObservation(dist.TorchDistribution):
+class CollapsedObservation(Composite):
     r"""An observation whose f ~ N(loc, var) is integrated under the logarithm.
 
-    ``log_prob`` is :math:`E_f[\log p(y | f)]`; a sample is one of the predictive distribution,
-    whose density lies above ``exp(log_prob)``.
+    ``log_prob`` is :math:`E_f[\log p(y | f)]`; a sample is from the predictive distribution, whose
+    density is at least ``exp(log_prob)``.
 
-    :param likelihood: A :class:`~pyro_dgp.gp.Likelihood`, with its parameters' values
+    :param likelihood: Likelihood with values in place of parameters
         (:func:`~pyro_dgp.gp.fixed.captured`).
-    :param torch.Tensor loc: [J, ..., B] or [J, ..., B, P].
-    :param torch.Tensor var: The same shape.
-    :param covariates: By name, broadcastable with [..., B(, P)].
+    :param torch.Tensor loc: Means of the functions, [J, ..., B] or [J, ..., B, P].
+    :param torch.Tensor var: Variances of the functions, of the same shape.
+    :param covariates: Covariates by name, broadcastable with [..., B(, P)].
     """
 
-    arg_constraints = {}
-
-    def __init__(self, likelihood, loc, var, covariates, validate_args=None):
+    def __init__(
+        self,
+        likelihood: "Likelihood",
+        loc: Tensor,
+        var: Tensor,
+        covariates: Mapping[str, Tensor],
+        validate_args: bool | None = None,
+    ) -> None:
         self.likelihood, self.loc, self.var = likelihood, loc, var
         self.covariates = dict(covariates)
         split = loc.dim() - likelihood.event_dim
         super().__init__(loc.shape[1:split], loc.shape[split:], validate_args=validate_args)
 
     @property
-    def support(self):
+    def support(self) -> constraints.Constraint:
         return constraints.independent(self.likelihood.support, self.event_dim)
 
-    def expand(self, batch_shape, _instance=None):
+    def expand(self, batch_shape: Sequence[int], _instance: None = None) -> "CollapsedObservation":
         shape = torch.Size(batch_shape) + self.event_shape
         extra = len(shape) - self.loc.dim() + 1
         loc, var = (
@@ -44,12 +54,12 @@ class CollapsedObservation(dist.TorchDistribution):
         )
         return CollapsedObservation(self.likelihood, loc, var, self.covariates, False)
 
-    def sample(self, sample_shape=()):
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         with torch.no_grad():
             marginal = self.likelihood.marginal(self.loc, self.var, **self.covariates)
             return marginal.sample(torch.Size(sample_shape))
 
-    def log_prob(self, value):
+    def log_prob(self, value: Tensor) -> Tensor:
         if self._validate_args:
             self._validate_sample(value)
         value = value.to(self.loc.dtype)
@@ -58,43 +68,52 @@ class CollapsedObservation(dist.TorchDistribution):
         return found.sum(-1) if self.event_dim else found
 
 
-class Weighted(dist.TorchDistribution):
-    """A distribution whose log density is multiplied by weights."""
+class Weighted(Composite):
+    """A distribution whose log density is multiplied by weights.
 
-    arg_constraints = {}
+    :param base: Distribution with batch shape [..., B].
+    :param torch.Tensor weight: Weights, broadcastable with the batch shape.
+    """
 
-    def __init__(self, base, weight, validate_args=None):
+    def __init__(
+        self, base: Distribution, weight: Tensor, validate_args: bool | None = None
+    ) -> None:
         self.base, self.weight = base, weight
         super().__init__(base.batch_shape, base.event_shape, validate_args=validate_args)
 
     @property
-    def support(self):
+    def support(self) -> constraints.Constraint | None:
         return self.base.support
 
-    def expand(self, batch_shape, _instance=None):
-        return Weighted(self.base.expand(batch_shape), self.weight, False)
+    def expand(self, batch_shape: Sequence[int], _instance: None = None) -> "Weighted":
+        return Weighted(self.base.expand(torch.Size(batch_shape)), self.weight, False)
 
-    def sample(self, sample_shape=()):
-        return self.base.sample(sample_shape)
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        return self.base.sample(torch.Size(sample_shape))
 
-    def log_prob(self, value):
+    def log_prob(self, value: Tensor) -> Tensor:
         return self.weight * self.base.log_prob(value)
 
 
-class Marginal(dist.TorchDistribution):
-    """y with f integrated, elementwise: what a likelihood's methods on marginals say.
+class Marginal(Composite):
+    """The distribution of y integrated over f, elementwise, by the likelihood's own methods.
 
-    :param likelihood: A :class:`~pyro_dgp.gp.Likelihood` whose parameters are plain values.
-    :param torch.Tensor loc: [J, ...].
-    :param torch.Tensor var: [J, ...].
-    :param covariates: By name, broadcastable with [...].
+    :param likelihood: Likelihood with values in place of parameters.
+    :param torch.Tensor loc: Means of the functions, [J, ...].
+    :param torch.Tensor var: Variances of the functions, [J, ...].
+    :param covariates: Covariates by name, broadcastable with [...].
     """
 
-    arg_constraints = {}
-
-    def __init__(self, likelihood, loc, var, covariates, validate_args=None):
+    def __init__(
+        self,
+        likelihood: "Likelihood",
+        loc: Tensor,
+        var: Tensor,
+        covariates: Mapping[str, Tensor],
+        validate_args: bool | None = None,
+    ) -> None:
         self.likelihood = likelihood
-        # One tensor a function, so that whoever takes a part of the batch finds its shape in all.
+        # One tensor per function, so that all parameters have the shape of the batch.
         self.loc, self.var = tuple(loc), tuple(var)
         shape = loc.shape[1:]
         self.covariates = {name: value.expand(shape) for name, value in covariates.items()}
@@ -102,11 +121,11 @@ class Marginal(dist.TorchDistribution):
 
     @property
     def num_nodes(self) -> int:
-        """Values at a time that an element's quadrature takes, at most."""
+        """Largest number of values that the quadrature of an element holds at once."""
         return {1: 192, 2: 576}.get(len(self.loc), 1000)
 
     @property
-    def support(self):
+    def support(self) -> constraints.Constraint:
         return self.likelihood.support
 
     @property
@@ -118,40 +137,40 @@ class Marginal(dist.TorchDistribution):
         """See :meth:`~pyro_dgp.gp.Likelihood.has_mass`."""
         return self.likelihood.has_mass(value)
 
-    def log_prob(self, value):
+    def log_prob(self, value: Tensor) -> Tensor:
         return self._evaluate(self.likelihood.log_marginal, value)
 
-    def cdf(self, value):
+    def cdf(self, value: Tensor) -> Tensor:
         return self._evaluate(self.likelihood.marginal_cdf, value)
 
-    def coarse_cdf(self, value):
+    def coarse_cdf(self, value: Tensor) -> Tensor:
         """See :meth:`~pyro_dgp.gp.Likelihood.coarse_cdf`."""
         return self._evaluate(self.likelihood.coarse_cdf, value)
 
     def _evaluate(self, fn: Callable, value: Tensor) -> Tensor:
-        """In double precision: what cancels, such as gamma functions of large counts, needs it."""
-        # The search for a mode differentiates, which inference mode would not let it.
+        """In double precision, which differences of gamma functions of large counts need."""
+        # The search for a mode needs derivatives, which inference mode does not allow.
         with torch.inference_mode(False), torch.no_grad():
             value = value.clone().double()
             functions = _like_value(value, *(f.double() for f in self._functions()))
             return fn(value, *functions, **self.covariates).to(self.loc[0].dtype)
 
     @property
-    def mean(self):
+    def mean(self) -> Tensor:
         return self.likelihood.marginal_moments(*self._functions(), **self.covariates)[0]
 
     @property
-    def variance(self):
+    def variance(self) -> Tensor:
         return self.likelihood.marginal_moments(*self._functions(), **self.covariates)[1]
 
-    def sample(self, sample_shape=()):
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         shape = torch.Size(sample_shape) + self.batch_shape
         loc, var = (torch.stack([v.expand(shape) for v in f]) for f in (self.loc, self.var))
         given = {name: value.expand(shape) for name, value in self.covariates.items()}
         with torch.no_grad():
             return self.likelihood.marginal_sample(loc, var, **given)
 
-    def drawn(self, generator: torch.Generator | None = None) -> dist.Distribution:
+    def drawn(self, generator: torch.Generator | None = None) -> Distribution:
         """See :meth:`~pyro_dgp.gp.Likelihood.drawn_marginal`; itself where there is none."""
         found = self.likelihood.drawn_marginal(*self._functions(), generator=generator)
         return self if found is None else found

@@ -1,4 +1,4 @@
-"""Counts without a bound: Poisson and negative binomial."""
+"""Unbounded counts: Poisson and negative binomial."""
 
 import math
 from collections.abc import Mapping
@@ -6,11 +6,10 @@ from collections.abc import Mapping
 import pyro.distributions as dist
 import scipy.special
 import torch
-from pyro.nn import PyroParam
 from torch import Tensor
-from torch.distributions import constraints
+from torch.distributions import Distribution, constraints
 
-from pyro_dgp.gp.constraints import softplus_above
+from pyro_dgp.gp.constraints import constrained, softplus_above
 from pyro_dgp.gp.likelihoods.base import Likelihood
 from pyro_dgp.gp.likelihoods.quadrature import Bends, expected, log_expected
 from pyro_dgp.gp.likelihoods.special import with_scipy
@@ -59,15 +58,15 @@ class Poisson(_Counts):
 
     .. math:: E[\log p(y | f)] = y m - e^{m + v / 2} - \log y!, \qquad f \sim N(m, v),
 
-    with log(exposure) added to m. Per row it takes ``exposure`` > 0, [N], such as a time at risk;
-    where it is not given, in training or prediction, it is 1.
+    with log(exposure) added to m. The covariate ``exposure`` > 0, [N], is for instance a time at
+    risk; if it is not given, in training or prediction, it is 1.
 
     :param rate: Initial rate e^f; one, or with ``event_dim=1`` one per output [P].
     :param int event_dim: 0 for targets [N], 1 for targets [N, P].
     :raises ValueError: If the rate is not positive.
     """
 
-    def conditional(self, f: Tensor, exposure: Tensor | float = 1.0) -> dist.Distribution:
+    def conditional(self, f: Tensor, exposure: Tensor | float = 1.0) -> Distribution:
         """Poisson(exposure e^f)."""
         return _Poisson(exposure * f.exp(), validate_args=False)
 
@@ -97,7 +96,7 @@ class Poisson(_Counts):
 class NegativeBinomial(_Counts):
     r"""Counts of mean mu = exposure e^f and variance mu + mu^2 / r, for a trained r.
 
-    Per row it takes ``exposure`` > 0, [N], which is 1 where it is not given.
+    The covariate ``exposure`` > 0, [N], is 1 if it is not given.
 
     :param rate: Initial rate e^f; one, or with ``event_dim=1`` one per output [P].
     :param float concentration: Initial r; the Poisson distribution is its limit for large r.
@@ -111,10 +110,10 @@ class NegativeBinomial(_Counts):
         if not 1e-3 < concentration < math.inf:
             raise ValueError(f"concentration must be above 0.001, but it is {concentration}.")
         super().__init__(rate, event_dim)
-        self.concentration = PyroParam(torch.tensor(float(concentration)), softplus_above(1e-3))
+        self.concentration = constrained(torch.tensor(float(concentration)), softplus_above(1e-3))
 
-    def conditional(self, f: Tensor, exposure: Tensor | float = 1.0) -> dist.Distribution:
-        """With odds of mu / r."""
+    def conditional(self, f: Tensor, exposure: Tensor | float = 1.0) -> Distribution:
+        """Negative binomial with odds mu / r."""
         r = self.concentration
         logits = f + torch.as_tensor(exposure, dtype=f.dtype, device=f.device).log() - r.log()
         return _NegativeBinomial(r, logits=logits, validate_args=False)
@@ -152,14 +151,14 @@ class NegativeBinomial(_Counts):
 
 
 class _Poisson(dist.Poisson):
-    def cdf(self, value):
-        # E.g. below 0, where there is no such integral.
+    def cdf(self, value: Tensor) -> Tensor:
+        # Clamped below 0, where the integral is not defined.
         found = torch.special.gammaincc(value.floor().clamp_min(0) + 1, self.rate)
         return torch.where(value < 0, 0.0, found)
 
 
 class _NegativeBinomial(dist.NegativeBinomial):
-    def cdf(self, value):
+    def cdf(self, value: Tensor) -> Tensor:
         k = value.floor().clamp_min(0)
         found = with_scipy(scipy.special.betainc, self.total_count, k + 1, (-self.logits).sigmoid())
         return torch.where(value < 0, 0.0, found)

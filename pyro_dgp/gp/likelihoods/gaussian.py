@@ -1,13 +1,14 @@
 """Gaussian noise of one variance."""
 
+from collections.abc import Sequence
+
 import pyro.distributions as dist
 import torch
-from pyro.nn import PyroParam
 from torch import Tensor
-from torch.distributions import constraints
+from torch.distributions import Distribution, constraints
 from torch.distributions.utils import broadcast_all
 
-from pyro_dgp.gp.constraints import softplus_above
+from pyro_dgp.gp.constraints import constrained, softplus_above
 from pyro_dgp.gp.likelihoods.base import Likelihood
 
 __all__ = ["ExpectedNormal", "GaussianLikelihood"]
@@ -23,44 +24,51 @@ class ExpectedNormal(dist.TorchDistribution):
     N(f_loc, f_var + s^2). ``exp(log_prob)`` is not its density; it lies below it.
 
     :param torch.Tensor f_loc: Mean of f.
-    :param torch.Tensor f_var: Variance of f, not negative.
+    :param torch.Tensor f_var: Variance of f, at least 0.
     :param torch.Tensor noise_variance: Variance of y given f.
     """
 
-    arg_constraints = {
+    arg_constraints = {  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
         "f_loc": constraints.real,
         "f_var": constraints.nonnegative,
         "noise_variance": constraints.positive,
     }
-    support = constraints.real
     has_rsample = True
 
-    def __init__(self, f_loc, f_var, noise_variance, validate_args=None):
+    def __init__(
+        self,
+        f_loc: Tensor,
+        f_var: Tensor,
+        noise_variance: Tensor,
+        validate_args: bool | None = None,
+    ) -> None:
         self.f_loc, self.f_var, self.noise_variance = broadcast_all(f_loc, f_var, noise_variance)
         super().__init__(self.f_loc.shape, validate_args=validate_args)
 
-    def expand(self, batch_shape, _instance=None):
-        new = self._get_checked_instance(ExpectedNormal, _instance)
-        for name in self.arg_constraints:
-            setattr(new, name, getattr(self, name).expand(batch_shape))
-        super(ExpectedNormal, new).__init__(torch.Size(batch_shape), validate_args=False)
+    @property
+    def support(self) -> constraints.Constraint:
+        return constraints.real
+
+    def expand(self, batch_shape: Sequence[int], _instance: None = None) -> "ExpectedNormal":
+        moments = (t.expand(batch_shape) for t in (self.f_loc, self.f_var, self.noise_variance))
+        new = ExpectedNormal(*moments, validate_args=False)
         new._validate_args = self._validate_args
         return new
 
     @property
-    def mean(self):
+    def mean(self) -> Tensor:
         return self.f_loc
 
     @property
-    def variance(self):
+    def variance(self) -> Tensor:
         return self.f_var + self.noise_variance
 
-    def rsample(self, sample_shape=()):
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         shape = self._extended_shape(torch.Size(sample_shape))
         noise = torch.randn(shape, dtype=self.f_loc.dtype, device=self.f_loc.device)
         return self.f_loc + self.variance.sqrt() * noise
 
-    def log_prob(self, value):
+    def log_prob(self, value: Tensor) -> Tensor:
         if self._validate_args:
             self._validate_sample(value)
         given_loc = dist.Normal(self.f_loc, self.noise_variance.sqrt(), validate_args=False)
@@ -68,9 +76,9 @@ class ExpectedNormal(dist.TorchDistribution):
 
 
 class GaussianLikelihood(Likelihood):
-    """y = f + N(0, variance) with f integrated analytically; the observation is the site ``y``.
+    """y = f + N(0, variance), integrated over f in closed form; the observation is the site ``y``.
 
-    :param variance: Noise variance, a scalar or, with targets [N, P], one per output [P].
+    :param variance: Initial noise variance, a scalar or, with targets [N, P], one per output [P].
     :param int event_dim: 0 for targets [N], 1 for targets [N, P].
     :raises ValueError: If a noise variance is not above 1e-6 or its shape fits no target.
     """
@@ -85,7 +93,7 @@ class GaussianLikelihood(Likelihood):
             )
         if not bool((variance > 1e-6).all()) or not bool(torch.isfinite(variance).all()):
             raise ValueError(f"variance must be finite and above 1e-6, but it is {variance}.")
-        self.variance = PyroParam(variance, softplus_above(1e-6))
+        self.variance = constrained(variance, softplus_above(1e-6))
 
     def check_output_dim(self, output_dim: int) -> None:
         """
@@ -99,7 +107,7 @@ class GaussianLikelihood(Likelihood):
                 f"has {output_dim} outputs."
             )
 
-    def conditional(self, f: Tensor) -> dist.Distribution:
+    def conditional(self, f: Tensor) -> Distribution:
         """N(f, variance)."""
         return dist.Normal(f, self.variance.sqrt(), validate_args=False)
 
@@ -107,9 +115,9 @@ class GaussianLikelihood(Likelihood):
         """See :class:`ExpectedNormal`."""
         return ExpectedNormal(loc[0], var[0], self.variance, validate_args=False).log_prob(y)
 
-    def collapsed(self, loc: Tensor, var: Tensor) -> dist.Distribution:
+    def collapsed(self, loc: Tensor, var: Tensor) -> Distribution:
         return ExpectedNormal(loc[0], var[0], self.variance).to_event(self.event_dim)
 
-    def marginal(self, loc: Tensor, var: Tensor) -> dist.Distribution:
+    def marginal(self, loc: Tensor, var: Tensor) -> Distribution:
         """N(loc, var + variance)."""
         return dist.Normal(loc[0], (var[0] + self.variance).sqrt(), validate_args=False)

@@ -1,10 +1,11 @@
-"""Gaussian noise whose variance is a function of the input, too."""
+"""Gaussian noise whose variance is a function of the input."""
 
 import math
 
 import pyro.distributions as dist
 import torch
 from torch import Tensor
+from torch.distributions import Distribution
 
 from pyro_dgp.gp.likelihoods.base import Likelihood
 from pyro_dgp.gp.likelihoods.quadrature import expected, log_expected
@@ -23,10 +24,10 @@ class HeteroscedasticGaussian(Likelihood):
     Source: Lazaro-Gredilla and Titsias (2011), whose bound this is.
 
     :param float noise_variance: Initial noise variance, e^c.
-    :param float noise_scale: a, by which the last layer's second function is multiplied: the
-        smaller, the less the noise varies a priori. It is not trained; the last layer's kernel
-        variance is. Few rows need restraint; where the noise varies by orders of magnitude, as
-        with values that repeat, 1 gives higher log-likelihoods.
+    :param float noise_scale: Factor a of the last layer's second function: the smaller it is, the
+        less the noise varies a priori. It is not trained, but the last layer's kernel variance is.
+        With few rows a small factor avoids overfitting; if the noise varies by orders of magnitude,
+        as with repeated values, 1 gives higher log-likelihoods.
     :param int event_dim: 0 for targets [N], 1 for targets [N, P].
     :raises ValueError: If a number is not positive.
     """
@@ -53,7 +54,7 @@ class HeteroscedasticGaussian(Likelihood):
         a = loc.new_tensor([1.0, self.noise_scale]).reshape(2, *[1] * (loc.dim() - 1))
         return super().functions(a * loc, a.square() * var)
 
-    def conditional(self, f: Tensor, g: Tensor) -> dist.Distribution:
+    def conditional(self, f: Tensor, g: Tensor) -> Distribution:
         """N(f, e^g)."""
         return dist.Normal(f, (0.5 * g).exp(), validate_args=False)
 
@@ -74,7 +75,7 @@ class HeteroscedasticGaussian(Likelihood):
 
     def drawn_marginal(
         self, loc: Tensor, var: Tensor, generator: torch.Generator | None = None
-    ) -> dist.Distribution:
+    ) -> Distribution:
         """N(m, v + e^g) for a draw of g."""
         (m, mean_g), (v, var_g) = loc, var
         shape = m.shape[:1] + (1,) * (m.dim() - 1)

@@ -1,13 +1,14 @@
-"""Targets of which only an interval is known: rounded ones."""
+"""Targets of which only an interval is known, because they are rounded."""
 
 import math
+from collections.abc import Sequence
 
-import pyro.distributions as dist
 import torch
-from pyro.nn import PyroParam
 from torch import Tensor
+from torch.distributions import Distribution, constraints
 
-from pyro_dgp.gp.constraints import softplus_above
+from pyro_dgp.gp.constraints import constrained, softplus_above
+from pyro_dgp.gp.derived import Composite
 from pyro_dgp.gp.likelihoods.base import Likelihood
 from pyro_dgp.gp.likelihoods.quadrature import Bends
 from pyro_dgp.gp.likelihoods.special import log_interval
@@ -15,23 +16,24 @@ from pyro_dgp.gp.likelihoods.special import log_interval
 __all__ = ["Rounded"]
 
 
-# How far from a lattice's point a target may be, in widths: decimals in float32 are.
+# Largest distance of a target from a lattice point, in widths, for decimals in float32.
 _OFF = 0.01
 
 
 class Rounded(Likelihood):
-    r"""A normal y* = f + N(0, s^2) of which the nearest point of a lattice was written down.
+    r"""A normal y* = f + N(0, s^2), of which the nearest point of a lattice is observed.
 
     .. math:: p(y | f) = \Phi\Big(\frac{y + w/2 - f}{s}\Big) - \Phi\Big(\frac{y - w/2 - f}{s}\Big)
 
     with lattice points w apart: grades, ages in years, coarse measurements. Unlike a density at
-    such targets, it cannot grow without limit as s falls. The predictive probabilities are closed.
+    such targets, it cannot grow without limit as s decreases. The predictive probabilities have a
+    closed form.
 
-    :param float width: w, the distance of lattice points.
-    :param float origin: One of them.
-    :param float scale: Initial s; None for w / 2.
-    :param loc: Constant that is added to f, and trained; one, or with ``event_dim=1`` one per
-        output [P].
+    :param float width: Distance w of lattice points.
+    :param float origin: A lattice point.
+    :param float scale: Initial standard deviation s; None for w / 2.
+    :param loc: Initial value of a trained constant that is added to f; one, or with ``event_dim=1``
+        one per output [P].
     :param int event_dim: 0 for targets [N], 1 for targets [N, P].
     :raises ValueError: If a number is out of range.
     """
@@ -57,7 +59,8 @@ class Rounded(Likelihood):
         loc = torch.as_tensor(loc, dtype=torch.get_default_dtype())
         super().__init__(event_dim, loc.unsqueeze(0))
         self.width, self.origin = float(width), float(origin)
-        self.scale = PyroParam(torch.tensor(float(scale)), softplus_above(1e-3 * self.width))
+        self.accepts = f"targets {self.origin:g} + {self.width:g} k for integers k"
+        self.scale = constrained(torch.tensor(float(scale)), softplus_above(1e-3 * self.width))
 
     @classmethod
     def for_targets(cls, y: Tensor) -> "Rounded":
@@ -88,10 +91,6 @@ class Rounded(Likelihood):
             "use a likelihood of real numbers."
         )
 
-    @property
-    def accepts(self) -> str:
-        return f"targets {self.origin:g} + {self.width:g} k for integers k"
-
     def check_targets(self, y: Tensor) -> None:
         """
         :raises ValueError: If a target is off the lattice by more than a hundredth of its width.
@@ -99,7 +98,7 @@ class Rounded(Likelihood):
         k = (y.double() - self.origin) / self.width
         self.refuse(y, (k - k.round()).abs() > _OFF, self.accepts)
 
-    def conditional(self, f: Tensor) -> dist.Distribution:
+    def conditional(self, f: Tensor) -> Distribution:
         """The lattice's point next to N(f, s^2)."""
         return RoundedNormal(f, self.scale, self.width, self.origin)
 
@@ -110,7 +109,7 @@ class Rounded(Likelihood):
         """At the interval's ends."""
         return Bends((y - 0.5 * self.width, y + 0.5 * self.width), 2 * self.scale)
 
-    def marginal(self, loc: Tensor, var: Tensor) -> dist.Distribution:
+    def marginal(self, loc: Tensor, var: Tensor) -> Distribution:
         """The lattice's point next to N(m, v + s^2)."""
         scale = (var[0] + self.scale.square()).sqrt()
         return RoundedNormal(loc[0], scale, self.width, self.origin)
@@ -119,46 +118,48 @@ class Rounded(Likelihood):
         return self.origin, self.width
 
 
-class RoundedNormal(dist.TorchDistribution):
+class RoundedNormal(Composite):
     """The point of a lattice next to N(loc, scale^2)."""
 
-    arg_constraints = {}
-    support = torch.distributions.constraints.real
-
-    def __init__(self, loc, scale, width, origin):
+    def __init__(self, loc: Tensor, scale: Tensor, width: float, origin: float) -> None:
         self.loc, self.scale = torch.broadcast_tensors(loc, scale)
         self.width, self.origin = width, origin
         super().__init__(self.loc.shape, validate_args=False)
 
     @property
-    def lattice(self):
+    def support(self) -> constraints.Constraint:
+        return constraints.real
+
+    @property
+    def lattice(self) -> tuple[float, float]:
+        """The origin and the step of the points."""
         return self.origin, self.width
 
-    def log_prob(self, value):
+    def log_prob(self, value: Tensor) -> Tensor:
         low, high = ((value + sign * 0.5 * self.width - self.loc) / self.scale for sign in (-1, 1))
         return log_interval(low, high)
 
-    def cdf(self, value):
-        # A little more, for points that rounding has moved.
+    def cdf(self, value: Tensor) -> Tensor:
+        # With a margin for points that rounding has moved.
         k = ((value - self.origin) / self.width + _OFF).floor()
         edge = self.origin + self.width * (k + 0.5)
         return torch.special.ndtr((edge - self.loc) / self.scale)
 
-    def sample(self, sample_shape=()):
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         shape = self._extended_shape(torch.Size(sample_shape))
         x = self.loc + self.scale * torch.randn(shape, dtype=self.loc.dtype, device=self.loc.device)
         return self.origin + self.width * ((x - self.origin) / self.width).round()
 
     @property
-    def mean(self):
+    def mean(self) -> Tensor:
         return self._moments()[0]
 
     @property
-    def variance(self):
+    def variance(self) -> Tensor:
         return self._moments()[1]
 
     def _moments(self) -> tuple[Tensor, Tensor]:
-        """By a sum over near points for a narrow normal, by a Fourier series for a wide one.
+        """By a sum over nearby points for a narrow normal, by a Fourier series for a wide one.
 
         Rounding adds e(x) = (w / pi) sum_j (-1)^j sin(j a x) / j, with a = 2 pi / w.
         """

@@ -1,4 +1,4 @@
-"""Where a product of a normal density and a likelihood peaks."""
+"""The mode of the product of a normal density and a likelihood."""
 
 from collections.abc import Callable
 
@@ -11,10 +11,17 @@ __all__ = ["mode_and_width"]
 def mode_and_width(
     log_g: Callable[[Tensor], Tensor], m: Tensor, v: Tensor, at: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Mode of N(f; m, v) g(f), and the width that the curvature there gives.
+    """Mode of N(f; m, v) g(f), and its width by the curvature there.
 
     For a log-concave g, the mode f = m + v slope(f), with slope the derivative of log g, lies
-    between m and m + v slope(m), as slopes fall; in any case between m and the mode of g.
+    between m and m + v slope(m), because the slope decreases; for any g, one lies between m and the
+    mode of g.
+
+    :param log_g: Elementwise function log g.
+    :param torch.Tensor m: Means, [...].
+    :param torch.Tensor v: Variances, [...].
+    :param torch.Tensor at: Modes of g if it is not log-concave, [...]; else None.
+    :returns: Modes and widths, [...] each.
     """
 
     def slope(f: Tensor, curvature: bool = False) -> tuple[Tensor, ...]:
@@ -33,7 +40,7 @@ def mode_and_width(
     low, high = ends.amin(0), ends.amax(0)
     f = 0.5 * (low + high)
     if at is not None:
-        # Of several modes, that near the highest of some points.
+        # If there are several modes, the one near the highest of some points.
         t = torch.linspace(0, 1, 33, dtype=m.dtype, device=m.device)
         points = m + (at - m) * t.reshape(-1, *[1] * m.dim())
         with torch.no_grad():
@@ -47,16 +54,16 @@ def mode_and_width(
     last, done = high - low, torch.zeros_like(m, dtype=torch.bool)
     for _ in range(100):
         first, second = slope(f, curvature=True)
-        error = m + v * first - f  # falls with f
+        error = m + v * first - f  # decreases with f
         low, high = torch.where(error > 0, f, low), torch.where(error > 0, high, f)
         newton = f + error / (1 - v * second).clamp_min(1)
-        # Where Newton's steps do not shrink (on e^f they are all of length 1), bisect.
+        # Bisect where Newton's steps do not shrink (for e^f they all have length 1).
         good = (newton > low) & (newton < high) & ((newton - f).abs() < 0.5 * last)
         step = torch.where(good, newton, 0.5 * (low + high))
         step = torch.where(done, f, step)  # or a step that no longer shrinks would bisect again
         last = (step - f).abs()
         # A tenth of the peak's width is close enough for its nodes.
-        # (Where log g is NaN, as of impossible targets, there is nothing to find.)
+        # (Where log g is NaN, as for impossible targets, there is no mode.)
         done |= ~(last > 0.1 * (v / (1 - v * second).clamp_min(1)).sqrt())
         f = step
         if bool(done.all()):

@@ -1,5 +1,7 @@
 """Likelihoods by name."""
 
+from typing import Any
+
 from torch import Tensor
 
 from pyro_dgp.gp.likelihoods.base import Likelihood, check_likelihood
@@ -38,9 +40,9 @@ LIKELIHOODS: dict[str, type[Likelihood]] = {
 def likelihood_for(y: Tensor, likelihood: Likelihood | type[Likelihood] | str) -> Likelihood:
     """A likelihood for training targets.
 
-    :param torch.Tensor y: [N] or [N, P].
-    :param likelihood: One that is there, a class, or a name of :data:`LIKELIHOODS`; the last two
-        start from y.
+    :param torch.Tensor y: Training targets, [N] or [N, P].
+    :param likelihood: Likelihood, or a class or a name in :data:`LIKELIHOODS`, for initial values
+        from y.
     :raises TypeError: If it is something else.
     :raises ValueError: If there is no such name, or y holds targets that it does not accept.
     """
@@ -57,7 +59,9 @@ def likelihood_for(y: Tensor, likelihood: Likelihood | type[Likelihood] | str) -
 
 
 def described(likelihood: Likelihood) -> dict:
-    """A likelihood's name and settings as plain data, of which :func:`rebuilt` makes it again.
+    """A likelihood's name and settings as plain data, from which :func:`rebuilt` makes it again.
+
+    :param Likelihood likelihood: One of :data:`LIKELIHOODS`.
 
     :raises ValueError: If it is none of :data:`LIKELIHOODS`.
     """
@@ -75,11 +79,13 @@ def described(likelihood: Likelihood) -> dict:
 
 
 def rebuilt(description: dict) -> Likelihood:
-    """The likelihood of :func:`described`; its parameters are to be loaded.
+    """The likelihood of a description, with initial values of its parameters.
+
+    :param description: Result of :func:`described`.
 
     :raises ValueError: If it describes none.
     """
-    settings = {
+    settings: dict[str, Any] = {
         key: rebuilt(value) if isinstance(value, dict) else value
         for key, value in description.items()
     }

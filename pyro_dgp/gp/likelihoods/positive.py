@@ -4,11 +4,10 @@ import math
 
 import pyro.distributions as dist
 import torch
-from pyro.nn import PyroParam
 from torch import Tensor
-from torch.distributions import constraints
+from torch.distributions import Distribution, constraints
 
-from pyro_dgp.gp.constraints import softplus_above
+from pyro_dgp.gp.constraints import constrained, softplus_above
 from pyro_dgp.gp.likelihoods.base import Likelihood
 from pyro_dgp.gp.likelihoods.gaussian import ExpectedNormal
 from pyro_dgp.gp.likelihoods.quadrature import Bends
@@ -22,7 +21,7 @@ class _Positive(Likelihood):
     support = constraints.positive
     accepts = "positive targets"
 
-    def __init__(self, level: float | Tensor, event_dim: int) -> None:
+    def __init__(self, level: float | Tensor = 1.0, event_dim: int = 0) -> None:
         level = torch.as_tensor(level, dtype=torch.get_default_dtype())
         if level.dim() > event_dim or not bool(((level > 0) & torch.isfinite(level)).all()):
             raise ValueError(f"The initial level must be positive and finite, but it is {level}.")
@@ -47,7 +46,7 @@ class Gamma(_Positive):
         - \log \Gamma(a), \qquad f \sim N(m, v)
 
     :param level: Initial e^f; one, or with ``event_dim=1`` one per output [P].
-    :param float shape: Initial a.
+    :param float shape: Initial shape a.
     :param int event_dim: 0 for targets [N], 1 for targets [N, P].
     :raises ValueError: If a number is not positive.
     """
@@ -56,9 +55,9 @@ class Gamma(_Positive):
         if not 1e-3 < shape < math.inf:
             raise ValueError(f"shape must be above 0.001 and finite, but it is {shape}.")
         super().__init__(level, event_dim)
-        self.shape = PyroParam(torch.tensor(float(shape)), softplus_above(1e-3))
+        self.shape = constrained(torch.tensor(float(shape)), softplus_above(1e-3))
 
-    def conditional(self, f: Tensor) -> dist.Distribution:
+    def conditional(self, f: Tensor) -> Distribution:
         """Gamma(a, a e^-f)."""
         return _Gamma(self.shape, self.shape * (-f).exp(), validate_args=False)
 
@@ -83,7 +82,7 @@ class Gamma(_Positive):
 
 
 class LogNormal(_Positive):
-    """log y = f + N(0, variance); everything is closed.
+    """log y = f + N(0, variance); all expectations have a closed form.
 
     :param level: Initial e^f; one, or with ``event_dim=1`` one per output [P].
     :param float variance: Initial variance of the noise of log y.
@@ -97,9 +96,9 @@ class LogNormal(_Positive):
         if not 1e-6 < variance < math.inf:
             raise ValueError(f"variance must be above 1e-6 and finite, but it is {variance}.")
         super().__init__(level, event_dim)
-        self.variance = PyroParam(torch.tensor(float(variance)), softplus_above(1e-6))
+        self.variance = constrained(torch.tensor(float(variance)), softplus_above(1e-6))
 
-    def conditional(self, f: Tensor) -> dist.Distribution:
+    def conditional(self, f: Tensor) -> Distribution:
         """LogNormal(f, variance)."""
         return _LogNormal(f, self.variance.sqrt(), validate_args=False)
 
@@ -108,18 +107,18 @@ class LogNormal(_Positive):
         normal = ExpectedNormal(loc[0], var[0], self.variance, validate_args=False)
         return normal.log_prob(log_y) - log_y
 
-    def marginal(self, loc: Tensor, var: Tensor) -> dist.Distribution:
+    def marginal(self, loc: Tensor, var: Tensor) -> Distribution:
         """LogNormal(m, v + variance)."""
         return _LogNormal(loc[0], (var[0] + self.variance).sqrt(), validate_args=False)
 
 
 class _Gamma(dist.Gamma):
-    def cdf(self, value):
+    def cdf(self, value: Tensor) -> Tensor:
         tiny = torch.finfo(value.dtype).tiny
         return torch.where(value <= 0, 0.0, super().cdf(value.clamp_min(tiny)))
 
 
 class _LogNormal(dist.LogNormal):
-    def cdf(self, value):
+    def cdf(self, value: Tensor) -> Tensor:
         tiny = torch.finfo(value.dtype).tiny
         return torch.where(value <= 0, 0.0, super().cdf(value.clamp_min(tiny)))

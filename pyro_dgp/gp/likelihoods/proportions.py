@@ -5,10 +5,10 @@ import math
 import pyro.distributions as dist
 import scipy.special
 import torch
-from pyro.nn import PyroParam
 from torch import Tensor
+from torch.distributions import Distribution, constraints
 
-from pyro_dgp.gp.constraints import softplus_above
+from pyro_dgp.gp.constraints import constrained, softplus_above
 from pyro_dgp.gp.likelihoods.base import Likelihood
 from pyro_dgp.gp.likelihoods.quadrature import Bends, expected, log_expected
 from pyro_dgp.gp.likelihoods.special import with_scipy
@@ -22,12 +22,13 @@ class Beta(Likelihood):
     Source: Ferrari and Cribari-Neto (2004), "Beta regression for modelling rates and proportions".
 
     :param mean: Initial mean; one, or with ``event_dim=1`` one per output [P].
-    :param float concentration: Initial phi; the variance is mu (1 - mu) / (1 + phi).
+    :param float concentration: Initial concentration phi; the variance of y given f is
+        mu (1 - mu) / (1 + phi).
     :param int event_dim: 0 for targets [N], 1 for targets [N, P].
     :raises ValueError: If a number is out of range.
     """
 
-    support = torch.distributions.constraints.unit_interval
+    support = constraints.unit_interval
     accepts = "targets strictly between 0 and 1"
 
     def __init__(
@@ -39,7 +40,7 @@ class Beta(Likelihood):
         if not 1e-3 < concentration < math.inf:
             raise ValueError(f"concentration must be above 0.001, but it is {concentration}.")
         super().__init__(event_dim, mean.logit().unsqueeze(0))
-        self.concentration = PyroParam(torch.tensor(float(concentration)), softplus_above(1e-3))
+        self.concentration = constrained(torch.tensor(float(concentration)), softplus_above(1e-3))
 
     @classmethod
     def for_targets(cls, y: Tensor) -> "Beta":
@@ -53,7 +54,7 @@ class Beta(Likelihood):
         """
         self.refuse(y, ~((y > 0) & (y < 1)), self.accepts)
 
-    def conditional(self, f: Tensor) -> dist.Distribution:
+    def conditional(self, f: Tensor) -> Distribution:
         """Beta(phi sigma(f), phi sigma(-f))."""
         phi, tiny = self.concentration, torch.finfo(f.dtype).tiny
         a, b = ((phi * g.sigmoid()).clamp_min(tiny) for g in (f, -f))
@@ -69,7 +70,7 @@ class Beta(Likelihood):
         return (a - 1) * y.log() + (b - 1) * (-y).log1p() - log_normalizer
 
     def bends(self, y: Tensor) -> Bends:
-        """Where phi mu or phi (1 - mu) falls below 1."""
+        """Where phi mu or phi (1 - mu) becomes less than 1."""
         end = self.concentration.log1p()
         return Bends((-end, end), math.pi)
 
@@ -78,7 +79,7 @@ class Beta(Likelihood):
         return log_expected(lambda f: self.conditional_log_prob(y, f), loc, var, at)
 
     def marginal_cdf(self, y: Tensor, loc: Tensor, var: Tensor) -> Tensor:
-        # A concentration below 1 has much of its mass next to 0 and 1.
+        # With a concentration below 1, much of the mass is close to 0 and 1.
         inside = y.clamp(torch.finfo(y.dtype).tiny, 1 - torch.finfo(y.dtype).eps / 2)
         width = (1 + self.concentration).rsqrt().clamp_max(2.0) * 2
         # In the tails, where one of the Beta's parameters is so small that its power of y rises.
@@ -101,7 +102,7 @@ class Beta(Likelihood):
 
 
 class _Beta(dist.Beta):
-    def cdf(self, value):
+    def cdf(self, value: Tensor) -> Tensor:
         a, b = self.concentration1, self.concentration0
         found = with_scipy(scipy.special.betainc, a, b, value.clamp(0, 1))
         return torch.where(value <= 0, 0.0, torch.where(value >= 1, 1.0, found))

@@ -2,19 +2,21 @@ r"""Expectations over f ~ N(m, s^2) that have no closed form.
 
 .. math:: E[g(f)] \approx \sum_i w_i\, g(m + s x_i)
 
-Gauss-Hermite nodes are exact for polynomials. A log density often is none: it bends, from one slope
-to another, within a stretch that may be far shorter than s (a Student-t of small scale, the edge of
-an interval). Where the place c and the width w of a bend are known (:class:`Bends`), Gauss-Legendre
-nodes in t with
+Gauss-Hermite nodes are exact for polynomials. A log density is often not close to one: it bends,
+that is, its slope changes, within a width that may be far smaller than s (a Student-t of small
+scale, the edge of an interval). If the place c and the width w of a bend are known
+(:class:`Bends`), Gauss-Legendre nodes in t with
 
 .. math:: f = c + w \sinh t, \qquad m - T s \le f \le m + T s
 
-lie w apart at the bend and farther apart with the distance from it, and resolve both scales. In t,
-the integrand's nearest singularities are as far away as the bend's own are in units of w.
+have a distance of order w at the bend, which grows with the distance from the bend, and resolve
+both scales. In t, the integrand's nearest singularities are as far away as those of the bend are in
+units of w.
 
-Nodes are constants for differentiation: the derivative by m and s is that of g at the nodes, which
-is as exact as the value. Weights are positive and sum to 1, so the expectation of a log density
-stays below the logarithm of the density's expectation by Jensen's inequality, for any g.
+For differentiation the nodes are constants: the derivative by m and s is that of g at the nodes,
+which is as exact as the value. Weights are positive and sum to 1. By Jensen's inequality, the
+expectation of a log density is therefore below the logarithm of the density's expectation, for any
+g.
 """
 
 import functools
@@ -33,15 +35,16 @@ __all__ = ["Bends", "expected", "log_expected"]
 
 _NUM_HERMITE = 32
 _NUM_LEGENDRE = 64
-# Standard deviations that nodes reach: beyond, a normal distribution has 1e-17 of its mass.
+# Range of the nodes in standard deviations: a normal distribution has a mass of 1e-17 beyond.
 _REACH = 8.5
 
 
 class Bends(NamedTuple):
-    """Where a function bends: at one or two places, in increasing order, within a width of each.
+    """Places where the slope of a function changes, in increasing order, and the width of each.
 
-    :param at: Tensors or numbers, broadcastable with the function's argument.
-    :param width: A tensor or number; the distance to the nearest complex singularity will do.
+    :param at: Places, tensors or numbers that are broadcastable with the function's argument.
+    :param width: Width, a tensor or number, for instance the distance to the nearest complex
+        singularity.
     """
 
     at: tuple[Tensor | float, ...]
@@ -57,13 +60,13 @@ def expected(
 ) -> Tensor:
     """E[g(f_1, ..., f_J)] for independent f_j ~ N(loc_j, var_j).
 
-    :param g: From J tensors [num_nodes, ...] to one.
-    :param torch.Tensor loc: [J, ...].
-    :param torch.Tensor var: [J, ...].
-    :param Bends bends: Where g bends, for J = 1; None for Gauss-Hermite nodes (for J > 1 their
+    :param g: Function from J tensors [num_nodes, ...] to one.
+    :param torch.Tensor loc: Means, [J, ...].
+    :param torch.Tensor var: Variances, [J, ...].
+    :param Bends bends: Bends of g, for J = 1; None for Gauss-Hermite nodes (for J > 1 their
         products).
-    :param int num_hermite: How many of those for each function; None for the usual number.
-    :returns: [...].
+    :param int num_hermite: Number of Gauss-Hermite nodes per function; None for the default.
+    :returns: Expectations, [...].
     """
     x, log_w = _normal_rule(loc, var, bends, num_hermite)
     values = g(*(loc.unsqueeze(1) + var.sqrt().unsqueeze(1) * x))
@@ -84,13 +87,13 @@ def log_expected(
     does. (For J > 1 by products of Gauss-Hermite nodes.) Source: Liu and Pierce (1994), for the
     nodes at the mode.
 
-    :param log_g: From J tensors [num_nodes, ...] to one.
-    :param torch.Tensor loc: [J, ...].
-    :param torch.Tensor var: [J, ...].
-    :param torch.Tensor at: For a g that is not log-concave, where it is largest, [...].
-    :param Bends bends: Where g bends or steps, for J = 1: the curvature at a mode on a plateau of g
-        says nothing of the plateau's edge.
-    :returns: [...].
+    :param log_g: Function log g from J tensors [num_nodes, ...] to one.
+    :param torch.Tensor loc: Means, [J, ...].
+    :param torch.Tensor var: Variances, [J, ...].
+    :param torch.Tensor at: Modes of g if it is not log-concave, [...]; else None.
+    :param Bends bends: Bends or steps of g, for J = 1, because the curvature at a mode on a plateau
+        of g does not tell where the plateau ends.
+    :returns: Logarithms of the expectations, [...].
     """
     if len(loc) > 1:
         x, log_w = _normal_rule(loc, var, None)
@@ -125,7 +128,7 @@ def _normal_rule(
         m, s = loc[0].double(), var[0].double().sqrt()
         *at, width = (torch.as_tensor(value, device=m.device) for value in (*bends.at, bends.width))
         at, width = [c.double() for c in at], width.double()
-        # A bend far in the normal's tail need not be resolved, the body must be.
+        # A bend far in the normal's tail need not be resolved, but the normal's body must be.
         widths = [torch.maximum(width, _unresolved((c - m) / s) * s) for c in at]
         f, log_df = _nodes_around(at, widths, m - _REACH * s, m + _REACH * s)
         x, log_dx = (f - m) / s, log_df - s.log()
@@ -142,13 +145,13 @@ def _unresolved(x: Tensor) -> Tensor:
 def _nodes_around(
     places: Sequence[Tensor], widths: Sequence[Tensor], low: Tensor, high: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Nodes of [low, high], each of whose parts is nearest to one of the places."""
+    """Nodes of [low, high], which is divided into the parts nearest to each place."""
     if len(places) > 1:
-        places, widths = (
+        columns, spreads = (
             torch.stack(torch.broadcast_tensors(*v, low, high)[:-2]) for v in (places, widths)
         )
-        places, order = places.sort(0)
-        widths = widths.gather(0, order)
+        columns, order = columns.sort(0)
+        places, widths = columns.unbind(), spreads.gather(0, order).unbind()
     middles = [torch.clamp((a + b) / 2, low, high) for a, b in itertools.pairwise(places)]
     ends = itertools.pairwise([low, *middles, high])
     parts = [_sinh_nodes(c, w, *e) for c, w, e in zip(places, widths, ends, strict=True)]
@@ -162,8 +165,8 @@ def _sinh_nodes(c: Tensor, w: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor
     nodes, weights = _legendre_nodes()
     shape = (-1, *[1] * low.dim())
     node, log_weight = (low.new_tensor(v).reshape(shape) for v in (nodes, np.log(weights)))
-    # Where [low, high] is short beside its distance from c, sinh is straight there, and only loses
-    # digits.
+    # If [low, high] is short compared with its distance from c, sinh is linear there, and would
+    # only lose digits.
     near, far = ((low - c) / w).asinh(), ((high - c) / w).asinh()
     half = 0.5 * (far - near)
     t = half * node + 0.5 * (near + far)
@@ -178,13 +181,12 @@ def _hermite_nodes(num_functions: int, num: int | None) -> tuple[np.ndarray, np.
     """Nodes of a standard normal distribution of J dimensions, [J, num_nodes]; log weights."""
     # Some 1000 nodes at most, so that two or three functions stay affordable.
     most = {1: _NUM_HERMITE, 2: 24, 3: 10}.get(num_functions)
-    num = most if num is None else num
     if most is None:
         raise NotImplementedError(
             f"There is no quadrature over {num_functions} functions: give the likelihood an "
             "expected_log_prob and a log_marginal of its own."
         )
-    x, w = np.polynomial.hermite_e.hermegauss(num)
+    x, w = np.polynomial.hermite_e.hermegauss(most if num is None else num)
     grid = np.stack([g.ravel() for g in np.meshgrid(*[x] * num_functions, indexing="ij")])
     weights = np.stack([g.ravel() for g in np.meshgrid(*[w] * num_functions, indexing="ij")])
     log_w = np.log(weights).sum(0)

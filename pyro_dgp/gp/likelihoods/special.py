@@ -1,4 +1,4 @@
-"""Special functions beside torch's own."""
+"""Special functions that torch does not have, or not with exact derivatives."""
 
 import math
 from collections.abc import Callable
@@ -8,15 +8,15 @@ from torch import Tensor
 
 __all__ = ["log_interval", "log_ndtr", "with_scipy"]
 
-# Beyond, squares overflow in float32.
+# Beyond this, squares overflow in float32.
 _FARTHEST = 1e15
 
 
 def with_scipy(function: Callable, *arguments: Tensor) -> Tensor:
-    """A function of SciPy's of tensors, on their device and in their dtype; without derivatives.
+    """A SciPy function of tensors, on their device and in their dtype; without derivatives.
 
-    :param function: Elementwise, such as ``scipy.special.betainc``.
-    :param arguments: Tensors that broadcast.
+    :param function: Elementwise function, such as ``scipy.special.betainc``.
+    :param arguments: Tensors that can be broadcast.
     """
     like = arguments[0]
     arrays = [a.detach().double().cpu().numpy() for a in arguments]
@@ -24,9 +24,11 @@ def with_scipy(function: Callable, *arguments: Tensor) -> Tensor:
 
 
 def log_ndtr(x: Tensor) -> Tensor:
-    """log Phi(x), with derivatives that are right however far x is in the tail.
+    """log Phi(x), with derivatives that are exact even far in the tail.
 
     (Those of ``torch.special.log_ndtr`` are differences of large numbers there.)
+
+    :param torch.Tensor x: Arguments, of any shape.
     """
     tail = x < -1
     left, right = torch.where(tail, x, -1.0), torch.where(tail, 0.0, x)
@@ -36,8 +38,8 @@ def log_ndtr(x: Tensor) -> Tensor:
 def log_interval(low: Tensor, high: Tensor) -> Tensor:
     """log(Phi(high) - Phi(low)), also far in the tails.
 
-    :param torch.Tensor low: Any shape.
-    :param torch.Tensor high: Above low.
+    :param torch.Tensor low: Lower ends, of any shape.
+    :param torch.Tensor high: Upper ends, above the lower ones.
     """
     # On the left side, where Phi is small and its logarithm exact.
     flip = low + high > 0

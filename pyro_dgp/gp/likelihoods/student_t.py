@@ -4,10 +4,10 @@ import math
 
 import pyro.distributions as dist
 import torch
-from pyro.nn import PyroParam
 from torch import Tensor
+from torch.distributions import Distribution
 
-from pyro_dgp.gp.constraints import softplus_above
+from pyro_dgp.gp.constraints import constrained, softplus_above
 from pyro_dgp.gp.likelihoods.base import Likelihood
 from pyro_dgp.gp.likelihoods.quadrature import Bends
 
@@ -15,14 +15,14 @@ __all__ = ["StudentT"]
 
 
 class StudentT(Likelihood):
-    r"""y = f + scale t, with t of Student's distribution with df degrees of freedom, both trained.
+    r"""y = f + scale t, with t Student-t distributed with df degrees of freedom, both trained.
 
     The predictive distribution is that of a normal whose variance is random,
 
     .. math:: p(y) = \int N(y; m, v + s^2 / \lambda)\,
         \mathrm{Gamma}(\lambda; \nu / 2, \nu / 2)\, d\lambda,
 
-    which is smooth in y however small s is beside v.
+    which is smooth in y even if s^2 is much smaller than v.
 
     :param float scale: Initial scale s.
     :param float df: Initial degrees of freedom, above 1.
@@ -36,10 +36,10 @@ class StudentT(Likelihood):
         if not 1 < df < math.inf:
             raise ValueError(f"df must be above 1, or there is no mean, but it is {df}.")
         super().__init__(event_dim)
-        self.scale = PyroParam(torch.tensor(float(scale)), softplus_above(1e-3))
-        self.df = PyroParam(torch.tensor(float(df)), softplus_above(1.0))
+        self.scale = constrained(torch.tensor(float(scale)), softplus_above(1e-3))
+        self.df = constrained(torch.tensor(float(df)), softplus_above(1.0))
 
-    def conditional(self, f: Tensor) -> dist.Distribution:
+    def conditional(self, f: Tensor) -> Distribution:
         """f + scale t."""
         return dist.StudentT(self.df, f, self.scale, validate_args=False)
 
@@ -76,7 +76,7 @@ class StudentT(Likelihood):
         c = 30 / half
         low = -torch.minimum(c + 1, (2 * c).sqrt() + c)
         high = torch.minimum((2 * c).sqrt(), (4 + 2 * c).log())
-        # Far from the mean, the normals count that are as wide as the distance.
+        # Far from the mean, the normals that are as wide as the distance dominate.
         far = (distance.square() - var).clamp_min(0) / s2
         low = low + ((half + 0.5) / (half + 0.5 * far)).log().clamp_max(0)
         u = torch.linspace(0, 1, num_nodes, dtype=var.dtype, device=var.device)

@@ -1,4 +1,4 @@
-"""One value that is far more frequent than a density allows."""
+"""Targets with a point mass at one value."""
 
 import math
 from collections.abc import Mapping
@@ -15,15 +15,15 @@ __all__ = ["ZeroInflated"]
 
 
 class ZeroInflated(Likelihood):
-    r"""y is ``value`` with probability sigma(f_1), and else of another likelihood, continuous.
+    r"""y is ``value`` with probability sigma(f_1), and else has another, continuous likelihood.
 
     The first of its functions is the log odds of the value; the others are the other likelihood's.
-    ``log_prob`` of the value is the logarithm of a probability, that of other targets one of a
-    density: the two cannot be compared.
+    ``log_prob`` of the value is the logarithm of a probability, that of other targets the logarithm
+    of a density: the two cannot be compared.
 
-    :param Likelihood likelihood: Of the other targets.
-    :param float value: The frequent one, such as 0. Targets within 1e-6 of it count as it.
-    :param float probability: Initial probability of it.
+    :param Likelihood likelihood: Continuous likelihood of the other targets.
+    :param float value: Value with a probability, such as 0. Targets within 1e-6 of it are equal.
+    :param float probability: Initial probability of the value.
     :raises ValueError: If the other likelihood is discrete, or the probability is not between 0
         and 1.
     """
@@ -39,6 +39,8 @@ class ZeroInflated(Likelihood):
         if not 0 < probability < 1:
             raise ValueError(f"probability must lie between 0 and 1, but it is {probability}.")
         super().__init__(likelihood.event_dim)
+        self.num_functions = 1 + likelihood.num_functions
+        self.covariates, self.needed = likelihood.covariates, likelihood.needed
         self.value = float(value)
         self.log_odds = nn.Parameter(torch.tensor(math.log(probability / (1 - probability))))
         self.likelihood = likelihood
@@ -49,7 +51,7 @@ class ZeroInflated(Likelihood):
 
     @classmethod
     def for_targets(cls, y: Tensor) -> "ZeroInflated":
-        """At the most frequent target, over Gaussian noise of varying variance."""
+        """The most frequent target as the value, and heteroscedastic Gaussian noise elsewhere."""
         values, counts = torch.unique(y, return_counts=True)
         value = values[counts.argmax()].item()
         rest = y[y != value] if y.dim() == 1 else y
@@ -57,23 +59,8 @@ class ZeroInflated(Likelihood):
         share = min(max(counts.max().item() / y.numel(), 0.01), 0.99)
         return cls(inner, value, share)
 
-    @property
-    def num_functions(self) -> int:
-        """One more than the other likelihood's."""
-        return 1 + self.likelihood.num_functions
-
-    @property
-    def covariates(self) -> tuple[str, ...]:
-        """Those of the other likelihood."""
-        return self.likelihood.covariates
-
-    @property
-    def needed(self) -> tuple[str, ...]:
-        """Those that the other likelihood needs."""
-        return self.likelihood.needed
-
     def check_covariates(self, covariates: Mapping[str, Tensor]) -> None:
-        """As the other likelihood does."""
+        """The checks of the other likelihood."""
         self.likelihood.check_covariates(covariates)
 
     def check_targets(self, y: Tensor, **covariates: Tensor) -> None:
@@ -126,7 +113,7 @@ class ZeroInflated(Likelihood):
         return torch.where(here, self.value, rest)
 
     def encode(self, y: Tensor, dtype: torch.dtype) -> Tensor:
-        """As the other likelihood has it, and whether it is the value."""
+        """The other likelihood's encoding, and an indicator of the value."""
         rest = self.likelihood.encode(self._elsewhere(y), dtype)
         parts = [v if v.dim() > 1 else v.unsqueeze(-1) for v in (rest, self.has_mass(y).to(dtype))]
         return torch.cat(parts, -1)
@@ -135,11 +122,11 @@ class ZeroInflated(Likelihood):
         return expected(torch.sigmoid, loc[:1], var[:1], Bends((0.0,), math.pi))
 
     def has_mass(self, y: Tensor) -> Tensor:
-        """At the value."""
+        """True at the value."""
         return (y - self.value).abs() <= 1e-6 * max(1.0, abs(self.value))
 
     def _elsewhere(self, y: Tensor) -> Tensor:
-        """y, with something that the other likelihood accepts in place of the value."""
+        """y, with a target that the other likelihood accepts in place of the value."""
         return torch.where(self.has_mass(y), self._filler, y)
 
 
