@@ -14,8 +14,6 @@ __all__ = ["Rerun", "differs", "equal"]
 
 # Factor by which distant draws are moved away from the original ones.
 _WIDER = 4.0
-# Relative rounding error of a density, which may depend on the number of rows.
-_ROUNDING = 1e-6
 
 
 class Rerun(NamedTuple):
@@ -59,6 +57,11 @@ def equal(one: Tensor, other: Tensor) -> bool:
 
 
 def differs(one: Tensor, other: Tensor) -> Tensor:
-    """Where two densities differ by more than rounding."""
+    """Where two densities differ by more than rounding.
+
+    Rounding errors may depend on the number of rows, and those of a location are multiplied by the
+    inverse of a small scale: half of the digits are left.
+    """
+    rounding = max(1e-6, torch.finfo(one.dtype).eps ** 0.5)
     counts = one.isfinite() | other.isfinite()
-    return counts & ~torch.isclose(one, other, rtol=_ROUNDING, atol=_ROUNDING)
+    return counts & ~torch.isclose(one, other, rtol=rounding, atol=rounding)

@@ -14,7 +14,8 @@ from pyro.infer import Trace_ELBO, TraceMeanField_ELBO, config_enumerate
 from pyro.infer.autoguide import AutoNormal
 from pyro.infer.reparam import LocScaleReparam, TransformReparam
 
-from pyro_dgp import DRegIWELBO, PartiallyCollapsedIWELBO
+from pyro_dgp import DRegIWELBO, LatentDGP, PartiallyCollapsedIWELBO, fit
+from pyro_dgp.infer import annealed_adam
 
 pytestmark = pytest.mark.statistical
 
@@ -157,6 +158,37 @@ def test_any_two_data_that_depend_on_each_other_are_found(pair):
     def guide():
         with pyro.plate("data", 7):
             pyro.sample("z", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+
+    with pytest.raises(NotImplementedError, match="depend on each other's draws"):
+        DRegIWELBO(K=2).loss(model, guide)
+
+
+def test_rounding_is_no_dependence():
+    """In single precision, values of shared functions depend on the batch in the last digits."""
+    X = torch.linspace(-2, 2, 500, dtype=torch.float32).unsqueeze(-1)
+    branch = torch.where(torch.rand(500) < 0.5, 1.0, -1.0)
+    y = (branch * X.squeeze(-1).sin() + 0.05 * torch.randn(500)).float()
+    dgp = LatentDGP.from_data(
+        X, y, num_layers=2, num_inducing=32, latent_dim=1, function_draws="shared",
+        num_features=200,
+    )  # fmt: skip
+    history = fit(
+        dgp.model, dgp.guide, DRegIWELBO(K=10), (X, y), num_steps=20,
+        optim=annealed_adam(0.02, 20), progress=False,
+    )  # fmt: skip
+    assert len(history.losses) == 20
+
+
+def test_a_weak_dependence_is_found_in_single_precision():
+    def model():
+        with pyro.plate("data", 7):
+            z = pyro.sample("z", dist.Normal(torch.zeros(7, dtype=torch.float32), 1.0))
+            loc = z + 0.01 * z.roll(1, -1)
+            pyro.sample("y", dist.Normal(loc, 1.0), obs=torch.zeros(7, dtype=torch.float32))
+
+    def guide():
+        with pyro.plate("data", 7):
+            pyro.sample("z", dist.Normal(torch.zeros(7, dtype=torch.float32), 1.0))
 
     with pytest.raises(NotImplementedError, match="depend on each other's draws"):
         DRegIWELBO(K=2).loss(model, guide)

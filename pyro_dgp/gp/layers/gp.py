@@ -264,8 +264,8 @@ class GPLayer(Layer, VariationalSparseGP):
             kernel, Xu, u_loc, u_scale_tril = self.kernel, self.Xu, self.u_loc, self.u_scale_tril
             name = self._pyro_name or type(self).__name__
             Luu = stable_cholesky(kernel(Xu), self.jitter, name)
-            Kuf = kernel(Xu, h.reshape(-1, h.shape[-1]))
-            A = torch.linalg.solve_triangular(Luu, Kuf, upper=False).mT
+            Kfu = kernel(h.reshape(-1, h.shape[-1]), Xu)
+            A = torch.linalg.solve_triangular(Luu, Kfu.mT, upper=False).mT
             A = A.reshape(*h.shape[:-1], len(Xu))
             at_h, at_Xu = (features(kernel, frequencies, x) for x in (h, Xu))
         g = function_values(at_h, at_Xu, A, Luu, u_loc, u_scale_tril, noise)
