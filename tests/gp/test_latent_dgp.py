@@ -25,6 +25,7 @@ from pyro_dgp import (
     PartiallyCollapsedIWELBO,
 )
 from pyro_dgp.gp.conditional import whitened_kl
+from tests.quadrature import gauss_hermite
 
 N, D, M = 30, 3, 10
 ESTIMATORS = [PartiallyCollapsedIWELBO, DRegIWELBO]
@@ -487,8 +488,7 @@ def test_prediction_is_the_mixture_over_draws_of_z():
     """One GP layer: p(y | x) = E_z N(y; mean(x, z), var(x, z) + s^2), by quadrature over z."""
     X, y = data(num_inputs=1)
     dgp = randomize(small(X, y, num_layers=1))
-    nodes, weights = np.polynomial.hermite_e.hermegauss(60)
-    z, w = torch.as_tensor(nodes), torch.as_tensor(weights / weights.sum())
+    z, w = gauss_hermite(60)
     h = torch.stack(torch.broadcast_tensors(X[:4, :1], z.unsqueeze(0)), -1)
     with torch.no_grad():
         loc, var = dgp.layers[1](h)

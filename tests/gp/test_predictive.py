@@ -7,6 +7,7 @@ from pyro_dgp.gp import PredictiveMixture
 from pyro_dgp.gp import mixture as mixture_module
 from pyro_dgp.gp.batches import mapped
 from pyro_dgp.gp.likelihoods import LIKELIHOODS
+from tests.quadrature import crps
 
 S, N, P = 30, 4, 2
 
@@ -92,21 +93,9 @@ def test_quantile_of_no_probability(mixture, q):
         mixture.quantile(q)
 
 
-def crps_by_integration(mixture, y):
-    """Integral of (F(x) - 1{x >= y})^2, in two pieces."""
-    total = torch.zeros(mixture.components.loc.shape[1:])
-    t, w = (torch.as_tensor(a) for a in np.polynomial.legendre.leggauss(2000))
-    for a, b, step in ((-12.0, y, 0.0), (y, 12.0, 1.0)):
-        a, b = torch.as_tensor(a).expand_as(total), torch.as_tensor(b).expand_as(total)
-        x = 0.5 * (b - a) * t.reshape(-1, *[1] * total.dim()) + 0.5 * (a + b)
-        f = (mixture.cdf(x) - step) ** 2
-        total += 0.5 * (b - a) * (w.reshape(-1, *[1] * total.dim()) * f).sum(0)
-    return total
-
-
 def test_crps_is_the_integral(mixture):
     y = value_like(mixture)
-    torch.testing.assert_close(mixture.crps(y), crps_by_integration(mixture, y))
+    torch.testing.assert_close(mixture.crps(y), crps(mixture.cdf, y, -12, 12))
     torch.testing.assert_close(mixture.crps(torch.stack([y, y + 1]))[0], mixture.crps(y))
 
 
@@ -119,7 +108,7 @@ def test_crps_of_one_component():
 def test_crps_of_many_components_is_close():
     loc, scale = torch.randn(3000, 2), 0.1 + torch.rand(3000, 2)
     m, y = normals(loc, scale), torch.tensor([0.0, 2.0])
-    torch.testing.assert_close(m.crps(y), crps_by_integration(m, y), rtol=3e-3, atol=0)
+    torch.testing.assert_close(m.crps(y), crps(m.cdf, y, -12, 12), rtol=3e-3, atol=0)
 
 
 def test_samples(mixture):

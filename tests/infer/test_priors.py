@@ -10,8 +10,9 @@ from torch.distributions import Normal
 from pyro_dgp import DRegIWELBO, GDRegIWELBO
 from pyro_dgp.infer import bounds, priors
 from pyro_dgp.infer.priors import drawn_by
-from tests.infer.models import CASES, Case, Y, expectation, grid, log_mean_exp, parameters
+from tests.infer.models import CASES, Case, Y, expectation, log_mean_exp, parameters
 from tests.infer.test_laws import LIMIT, ciwae, draws, estimates, exact, scores, slope
+from tests.quadrature import grid
 
 pytestmark = pytest.mark.statistical
 
@@ -78,7 +79,7 @@ def hierarchy() -> Case:
             pyro.sample("z1", dist.Normal(0.5 * z2 + p["b"], 0.8))
 
     def exact(p, K, mean):
-        nodes, weights = grid(2 * K, {1: 40, 2: 18}[K])
+        nodes, weights = grid(2 * K)
         yn = y.reshape(-1, 1, 1)
         q2 = Normal(p["a"] * yn, p["log_c"].exp())
         z2 = q2.mean + q2.stddev * nodes[:, :K]
@@ -95,7 +96,7 @@ def hierarchy() -> Case:
 
 def one_latent(log_joint):
     def exact(p, K, mean):
-        nodes, weights = grid(K, {1: 60, 2: 40, 3: 24}[K])
+        nodes, weights = grid(K)
         y = Y.reshape(-1, 1, 1)
         q = Normal(p["a"] * y + p["b"], p["log_c"].exp())
         z = q.mean + q.stddev * nodes

@@ -11,8 +11,9 @@ from torch.distributions import Bernoulli, Normal
 
 from pyro_dgp import VIMCOIWELBO, DRegIWELBO, PartiallyCollapsedIWELBO
 from pyro_dgp.infer.bounds import Bound
-from tests.infer.models import grid, log_mean_exp, parameters, vae
+from tests.infer.models import log_mean_exp, parameters, vae
 from tests.infer.test_laws import LIMIT, estimates, exact, scores, z_score
+from tests.quadrature import grid
 
 Y = torch.tensor([0.7, -1.2], dtype=torch.float64)
 INIT = {"theta": 0.3, "log_s": -0.2, "a": 0.5, "b": 0.1, "c": 0.4, "log_d": -0.3}
@@ -45,7 +46,7 @@ def reversed_guide(y):
 
 def expected_bound(p, K, mean, is_reversed):
     """Over all values of s_1, ..., s_K and by quadrature over z_1, ..., z_K."""
-    nodes, weights = grid(K, {2: 40, 3: 20}[K])
+    nodes, weights = grid(K)
     y, total = Y.reshape(-1, 1, 1), 0.0
     for values in itertools.product((0.0, 1.0), repeat=K):
         s = torch.tensor(values)
