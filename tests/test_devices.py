@@ -12,7 +12,6 @@ from torch.distributions import Normal
 from pyro_dgp import (
     DRegIWELBO,
     GPLayer,
-    LatentDGP,
     NaturalGradient,
     PartiallyCollapsedIWELBO,
     SNRProfiler,
@@ -23,6 +22,7 @@ from pyro_dgp.gp.fixed import fixed_copy
 from pyro_dgp.gp.kernels import KERNELS, kernel_named
 from pyro_dgp.infer import paper_optimizer
 from tests.gp.likelihoods.cases import CASES
+from tests.gp.models import data, randomize, small
 
 #: Where a tensor lands that is made without saying where. It has no values there, so that one
 #: forgotten ``device=`` fails on any machine. What moves a tensor of the CPU to a device later is
@@ -41,21 +41,10 @@ def sent(values, device):
     return {name: value.to(device) for name, value in values.items()}
 
 
-def deep(num_layers=2, **options):
-    """A model, and its data."""
-    X = torch.randn(20, 2)
-    y = X[:, 0].sin() + 0.1 * torch.randn(20)
-    dgp = LatentDGP.from_data(X, y, num_layers=num_layers, num_inducing=6, **options)
-    with torch.no_grad():
-        for layer in dgp.layers:
-            if isinstance(layer, GPLayer):
-                layer.u_loc.normal_(std=0.5)
-    return dgp, X, y
-
-
-def deep_there(device, **options):
-    """The same model and data on the CPU and on the device."""
-    dgp, X, y = deep(**options)
+def deep_there(device, num_layers=2, **options):
+    """A model and its data on the CPU, and the same on the device."""
+    X, y = data()
+    dgp = randomize(small(X, y, num_layers=num_layers, **options), 0.5)
     return (dgp, X, y), (copy.deepcopy(dgp).to(device), X.to(device), y.to(device))
 
 

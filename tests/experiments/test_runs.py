@@ -8,7 +8,7 @@ import pyro
 import pytest
 import torch
 
-from pyro_dgp import LatentDGP, PartiallyCollapsedIWELBO
+from pyro_dgp import PartiallyCollapsedIWELBO
 from pyro_dgp._files import write_json
 from pyro_dgp.experiments import metrics
 from pyro_dgp.experiments.runs import (
@@ -22,6 +22,7 @@ from pyro_dgp.experiments.runs import (
 )
 from pyro_dgp.gp import PredictiveMixture
 from pyro_dgp.infer import NonFiniteError
+from tests.gp.models import data, small
 
 pytestmark = pytest.mark.whole
 
@@ -38,9 +39,8 @@ def without_times(record):
 
 
 def small_model(num_outputs=None):
-    X = torch.randn(40, 2)
-    y = torch.randn(40) if num_outputs is None else torch.randn(40, num_outputs)
-    return LatentDGP.from_data(X, y, num_inducing=8), X, y
+    X, y = data(num_outputs=num_outputs)
+    return small(X, y), X, y
 
 
 @pytest.mark.parametrize("num_outputs", [None, 2])
@@ -88,7 +88,7 @@ def test_calibration_of_a_known_predictive(monkeypatch):
 def test_repeated_evaluations():
     dgp, X, y = small_model()
     with torch.no_grad():
-        dgp.layers[-1].u_loc.copy_(torch.randn(1, 8))  # or z would change nothing
+        dgp.layers[-1].u_loc.normal_()  # or z would change nothing
     found = metrics.evaluate(dgp, X, y, num_samples=20, num_evaluations=3)
     values = found["test_log_likelihoods"]
     assert len(set(values)) == 3

@@ -74,9 +74,3 @@ def test_several_outputs():
         torch.testing.assert_close(p.mean[:, i], one.mean)
         torch.testing.assert_close(p.crps(t)[..., i], one.crps(t[..., i]))
         torch.testing.assert_close(p.marginal(i).quantile(Q), p.quantile(Q)[..., i])
-
-
-def test_lattices_are_refused():
-    counts = PredictiveMixture(torch.distributions.Poisson(torch.ones(3, 2)))
-    with pytest.raises(ValueError, match="probabilities of a lattice"):
-        Exponentiated(counts)

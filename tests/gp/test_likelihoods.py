@@ -52,14 +52,3 @@ def test_site(variance, event_dim, outputs):
     expected = ExpectedNormal(f_loc, f_var, torch.tensor(variance)).log_prob(target).sum(-1)
     torch.testing.assert_close(trace.nodes["y"]["log_prob"], expected)
     assert trace.nodes["y"]["is_observed"]
-
-
-@pytest.mark.parametrize("variance", [0.0, -1.0, float("nan"), float("inf"), 1e-7])
-def test_bad_variance(variance):
-    with pytest.raises(ValueError, match="variance must be finite and above"):
-        GaussianLikelihood(variance)
-
-
-def test_a_variance_for_every_output_needs_outputs():
-    with pytest.raises(ValueError, match="variance has shape"):
-        GaussianLikelihood(torch.tensor([0.1, 0.2]), event_dim=0)

@@ -314,24 +314,6 @@ def test_moments_between_far_components():
     torch.testing.assert_close(d.stddev, variance.sqrt(), rtol=1e-4, atol=0)
 
 
-@pytest.mark.parametrize("k", [0.0, -1.0, math.inf, math.nan])
-def test_exponents_are_positive_and_finite(k):
-    with pytest.raises(ValueError, match=r"exponent must be positive and finite"):
-        Recalibrated(normals(), k)
-
-
-def test_targets_have_one_output():
-    base = PredictiveMixture(Normal(torch.zeros(4, 3, 2), 1.0), 1)
-    with pytest.raises(ValueError, match=r"event shape is \(2,\)"):
-        Recalibrated(base, 1.0)
-
-
-@pytest.mark.parametrize("q", [0.0, 1.0, math.nan])
-def test_quantile_of_no_probability(q):
-    with pytest.raises(ValueError, match="strictly between"):
-        Recalibrated(normals(), 1.7).quantile(q)
-
-
 # The best exponent of held-out rows
 
 GRID = torch.linspace(-8, 8, 161).double()
@@ -379,15 +361,3 @@ def test_few_rows_prove_nothing():
         assert k == 1 or gain.mean() > gain.std() / math.sqrt(5)
         found.append(k)
     assert found.count(1.0) > 5
-
-
-def test_shapes_and_numbers_of_held_out_rows():
-    F, H, width = held_out(1.0, n=4)
-    with pytest.raises(ValueError, match=r"shapes \[n, G\]"):
-        best_exponent(F, H[:2], width)
-    with pytest.raises(ValueError, match="at least one row"):
-        best_exponent(F[:0], H[:0], width)
-    with pytest.raises(ValueError, match="from 0 to 1"):
-        best_exponent(F + 1, H, width)
-    with pytest.raises(ValueError, match="from 0 to 1"):
-        best_exponent(F * math.nan, H, width)

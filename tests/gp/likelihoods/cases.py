@@ -128,7 +128,7 @@ class Inflated(Case):
 
 
 class Laplace(lik.Likelihood):
-    """What a user writes: a conditional, and nothing else."""
+    """What a user writes, as the documentation shows it: a conditional, and nothing else."""
 
     def __init__(self, event_dim=0):
         super().__init__(event_dim)
@@ -139,6 +139,8 @@ class Laplace(lik.Likelihood):
 
 
 class HeteroscedasticLaplace(lik.Likelihood):
+    """Another one, of two functions."""
+
     num_functions = 2
 
     def conditional(self, f, g):
