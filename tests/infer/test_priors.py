@@ -277,52 +277,6 @@ def test_points_made_of_a_draw_keep_the_ordinary_gradient():
     assert same_gradients(case.model, guide, case.args, ["m", "log_t", "a", "log_c"])
 
 
-@pytest.mark.parametrize(
-    "prior",
-    [
-        lambda p: dist.Gamma(p, 1.0),
-        lambda p: dist.TransformedDistribution(dist.Gamma(p, 1.0), [transforms.ExpTransform()]),
-        lambda p: dist.StudentT(p, 0.0, 1.0),
-    ],
-)
-def test_priors_of_which_no_path_is_known_are_refused(prior):
-    pyro.clear_param_store()
-
-    def model(y):
-        with pyro.plate("data", len(y)):
-            z = pyro.sample("z", prior(pyro.param("p", torch.tensor(2.0))))
-            pyro.sample("y", dist.Normal(z, 1.0), obs=y)
-
-    def guide(y):
-        with pyro.plate("data", len(y)):
-            pyro.sample("z", dist.LogNormal(pyro.param("a", torch.tensor(1.0)), 0.1))
-
-    loss = GDRegIWELBO(K=2)
-    loss.loss(model, guide, Y)
-    with pytest.raises(NotImplementedError, match=r"local site 'z'.*use DRegIWELBO"):
-        loss.loss_and_grads(model, guide, Y)
-
-
-def test_a_prior_that_would_not_draw_this_is_an_error():
-    """In the range of a saturated transform there is no noise."""
-    case = normal_prior()
-
-    def model(y):
-        p = parameters(INIT)
-        with pyro.plate("data", len(y)):
-            gumbel = dist.Gumbel(p["m"], p["log_t"].exp())
-            z = pyro.sample("z", gumbel)
-            pyro.sample("y", dist.Normal(z, 1.0), obs=y)
-
-    with pytest.raises(FloatingPointError, match="'z' would not draw"):
-        GDRegIWELBO(K=2).loss_and_grads(model, case.guide, 200 + Y)
-
-
-def test_two_targets_are_refused():
-    with pytest.raises(NotImplementedError, match="piwae"):
-        GDRegIWELBO(K=2, num_particles=2, piwae=True)
-
-
 # How a prior draws.
 
 LOC, SCALE = torch.tensor([0.3, -1.0]), torch.tensor([0.7, 1.5])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.distributions import Bernoulli, Normal
 
-from pyro_dgp import VIMCOIWELBO, DRegIWELBO, PartiallyCollapsedIWELBO
+from pyro_dgp import VIMCOIWELBO
 from pyro_dgp.infer.bounds import Bound
 from tests.infer.models import log_mean_exp, parameters, vae
 from tests.infer.test_laws import LIMIT, estimates, exact, scores, z_score
@@ -173,27 +173,3 @@ def test_categorical_draws():
     assert values.mean().item() == pytest.approx(evidence, abs=0.02)
     found = pyro.param("logits").softmax(1).detach()
     assert (found - log_joint.softmax(1)).abs().max() < 0.2
-
-
-def test_what_is_refused():
-    with pytest.raises(ValueError, match="K must be at least 2"):
-        VIMCOIWELBO(K=1)
-    with pytest.raises(NotImplementedError, match="piwae=True has no scores"):
-        VIMCOIWELBO(K=2, piwae=True)
-    for estimator in (PartiallyCollapsedIWELBO, DRegIWELBO):
-        with pytest.raises(NotImplementedError, match=r"'s' \(Bernoulli\).*use VIMCOIWELBO"):
-            estimator(K=2).loss(switch_model, switch_guide, Y)
-
-    def model():
-        s = pyro.sample("s", dist.Bernoulli(0.5))
-        with pyro.plate("data", 2):
-            z = pyro.sample("z", dist.Normal(s, 1.0))
-            pyro.sample("y", dist.Normal(z, 1.0), obs=Y)
-
-    def guide():
-        pyro.sample("s", dist.Bernoulli(0.5))
-        with pyro.plate("data", 2):
-            pyro.sample("z", dist.Normal(0.0, 1.0))
-
-    with pytest.raises(NotImplementedError, match=r"'s' \(Bernoulli\).*TraceGraph_ELBO"):
-        VIMCOIWELBO(K=2).loss(model, guide)

@@ -10,7 +10,7 @@ import pyro.poutine as poutine
 import pytest
 import torch
 import torch.utils.checkpoint
-from pyro.infer import Trace_ELBO, TraceMeanField_ELBO, config_enumerate
+from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from pyro.infer.autoguide import AutoNormal
 from pyro.infer.reparam import LocScaleReparam, TransformReparam
 
@@ -145,39 +145,6 @@ def test_K_may_grow_later():
         loss.loss(model, guide)
 
 
-@pytest.mark.parametrize("pair", [(0, 1), (3, 2), (5, 0), (6, 2)])
-def test_any_two_data_that_depend_on_each_other_are_found(pair):
-    reader, read = pair
-
-    def model():
-        with pyro.plate("data", 7):
-            z = pyro.sample("z", dist.Normal(torch.zeros(3), 1.0).to_event(1))
-            shift = torch.eye(7)[reader] * 1e-3 * z[..., read : read + 1, 0]
-            pyro.sample("y", dist.Normal(z.sum(-1) + shift, 1.0), obs=torch.zeros(7))
-
-    def guide():
-        with pyro.plate("data", 7):
-            pyro.sample("z", dist.Normal(torch.zeros(3), 1.0).to_event(1))
-
-    with pytest.raises(NotImplementedError, match="depend on each other's draws"):
-        DRegIWELBO(K=2).loss(model, guide)
-
-
-def test_a_markov_chain_in_a_sequential_plate():
-    def model():
-        z = torch.zeros(())
-        for t in pyro.plate("time", 4):
-            z = pyro.sample(f"z{t}", dist.Normal(z, 1.0))
-            pyro.sample(f"y{t}", dist.Normal(z, 1.0), obs=Y[t])
-
-    def guide():
-        for t in pyro.plate("time", 4):
-            pyro.sample(f"z{t}", dist.Normal(0.0, 1.0))
-
-    with pytest.raises(NotImplementedError, match=r"\['time'\] depend on each other's draws"):
-        PartiallyCollapsedIWELBO(K=2).loss(model, guide)
-
-
 @both
 def test_a_decoder_with_batch_normalisation(estimator):
     norm = torch.nn.BatchNorm1d(1)
@@ -274,19 +241,6 @@ def test_an_observation_that_reads_nothing_stands_anywhere():
     assert pyro.param("p").grad.item() == pytest.approx(-(Y[:2] - 0.5).sum().item())
 
 
-def test_enumeration_in_the_model():
-    @config_enumerate
-    def model():
-        loc = pyro.sample("loc", dist.Normal(torch.zeros(2), 1.0).to_event(1))
-        with pyro.plate("data", 4):
-            k = pyro.sample("assignment", dist.Categorical(torch.ones(2)))
-            pyro.sample("y", dist.Normal(loc[k], 1.0), obs=Y)
-
-    guide = AutoNormal(poutine.block(model, hide=["assignment"]))
-    with pytest.raises(NotImplementedError, match=r"'assignment' is enumerated.*TraceEnum_ELBO"):
-        PartiallyCollapsedIWELBO(K=5).loss(model, guide)
-
-
 @both
 def test_a_model_that_cannot_broadcast(estimator):
     x = Y[:, None]
@@ -379,24 +333,6 @@ def test_batch_dimensions_left_of_all_plates_are_refused(estimator):
             pyro.sample("z", dist.Normal(0.0, 1.0))
 
     with pyro.validation_enabled(False), pytest.raises(ValueError, match="invalid log_prob shape"):
-        estimator(K=2).loss(model, guide)
-
-
-@both
-def test_a_factor_that_is_not_reparameterised(estimator):
-    def model():
-        with pyro.plate("data", 4):
-            z = pyro.sample("z", dist.Normal(0.0, 1.0))
-            pyro.sample("y", dist.Normal(z, 1.0), obs=Y)
-
-    def guide():
-        with pyro.plate("data", 4):
-            z = pyro.sample("z", dist.Normal(0.0, 1.0))
-            pyro.factor("f", 0.1 * z, has_rsample=False)
-
-    with pytest.raises(
-        NotImplementedError, match=r"'f' \(Unit\) is not reparameterised; pass has_r"
-    ):
         estimator(K=2).loss(model, guide)
 
 

@@ -160,15 +160,17 @@ def test_functions_of_the_last_layer_get_their_scale_and_their_constants():
 # What is refused
 
 
+def tensors(values):
+    return {name: torch.tensor(v) for name, v in values.items()}
+
+
 def checked(likelihood, y, **given):
-    given = {name: torch.tensor(values) for name, values in given.items()}
-    return lambda: likelihood.check_targets(torch.tensor(y), **given)
+    return lambda: likelihood.check_targets(torch.tensor(y), **tensors(given))
 
 
 def given(likelihood, **values):
     """Values per row."""
-    values = {name: torch.tensor(v) for name, v in values.items()}
-    return lambda: likelihood.check_covariates(values)
+    return lambda: likelihood.check_covariates(tensors(values))
 
 
 def started(name, y):
