@@ -203,13 +203,11 @@ def test_profiles_of_signal_to_noise_ratios(estimator, device):
 
 @pytest.mark.whole
 def test_the_regressor_and_its_file(device, tmp_path):
-    sklearn = pytest.importorskip("pyro_dgp.sklearn")
-    X = np.random.default_rng(0).normal(size=(60, 2))
-    options = {"num_layers": 1, "num_inducing": 8, "K": 2, "num_steps": 15, "num_samples": 40,
-               "dtype": "float64", "random_state": 0, "features": None, "pool": False}  # fmt: skip
-    model = sklearn.LatentDGPRegressor(device=str(device), **options).fit(X, np.sin(X[:, 0]))
-    assert np.isfinite(model.log_density(X, np.sin(X[:, 0]))).all()
+    estimators = pytest.importorskip("tests.estimators")
+    X, y = estimators.data()
+    model = estimators.regressor(device=str(device)).fit(X, y)
+    assert np.isfinite(model.log_density(X, y)).all()
     model.save(tmp_path / "m.pt")
-    loaded = sklearn.LatentDGPRegressor.load(tmp_path / "m.pt", device="cpu")
+    loaded = type(model).load(tmp_path / "m.pt", device="cpu")
     mean, std = model.predict(X, return_std=True)
     assert np.all(np.abs(loaded.predict(X) - mean) < 4.5 * std * (2 / 40) ** 0.5)
