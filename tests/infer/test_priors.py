@@ -10,8 +10,8 @@ from torch.distributions import Normal
 from pyro_dgp import DRegIWELBO, GDRegIWELBO
 from pyro_dgp.infer import bounds, priors
 from pyro_dgp.infer.priors import drawn_by
+from tests.infer.estimates import LIMIT, ciwae, draws, estimates, exact, scores, slope
 from tests.infer.models import CASES, Case, Y, expectation, log_mean_exp, parameters
-from tests.infer.test_laws import LIMIT, ciwae, draws, estimates, exact, scores, slope
 from tests.quadrature import grid
 
 pytestmark = pytest.mark.statistical

@@ -11,8 +11,8 @@ from torch.distributions import Bernoulli, Normal
 
 from pyro_dgp import VIMCOIWELBO
 from pyro_dgp.infer.bounds import Bound
+from tests.infer.estimates import LIMIT, estimates, exact, scores, z_score
 from tests.infer.models import log_mean_exp, parameters, vae
-from tests.infer.test_laws import LIMIT, estimates, exact, scores, z_score
 from tests.quadrature import grid
 
 Y = torch.tensor([0.7, -1.2], dtype=torch.float64)

@@ -15,6 +15,7 @@ from pyro.infer.autoguide import AutoNormal
 from pyro.infer.reparam import LocScaleReparam, TransformReparam
 
 from pyro_dgp import DRegIWELBO, PartiallyCollapsedIWELBO
+from tests.infer.estimates import mean_of
 from tests.quadrature import smooth_expectation
 
 pytestmark = pytest.mark.statistical
@@ -22,13 +23,6 @@ pytestmark = pytest.mark.statistical
 ESTIMATORS = [PartiallyCollapsedIWELBO, DRegIWELBO]
 both = pytest.mark.parametrize("estimator", ESTIMATORS)
 Y = torch.tensor([0.3, -0.8, 1.2, 0.1])
-
-
-def mean_of(loss, model, guide, num_draws=400):
-    """Of the bound, and its standard error."""
-    with torch.no_grad():
-        values = torch.tensor([-loss.loss(model, guide) for _ in range(num_draws)])
-    return values.mean().item(), (values.std() / num_draws**0.5).item()
 
 
 # Of eight draws at once.
