@@ -21,14 +21,14 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from pyro_dgp.sklearn import LatentDGPClassifier, LatentDGPRegressor
 from pyro_dgp.sklearn.classes import ClassPool, indicators, likeliest_exponent, likeliest_weights
 from pyro_dgp.sklearn.features import CrossFittedFeatures
-from tests.estimators import QUICK, SMALL, Malicious, class_data, classifier, weights_of_three
+from tests.estimators import SMALL, Malicious, class_data, classifier, weights_of_three
 
 pytestmark = pytest.mark.whole
 
 SKIPPED = {"check_sample_weight_equivalence_on_dense_data": "holds in distribution only"}
 
 
-@parametrize_with_checks([LatentDGPClassifier(**QUICK | SMALL), classifier(**SMALL)])
+@parametrize_with_checks([classifier(**SMALL, features=None, pool=False), classifier(**SMALL)])
 def test_estimator_checks(estimator, check, few_trees):
     name = getattr(check, "func", check).__name__
     if "array_api" in name:

@@ -1,5 +1,7 @@
 """A small deep GP, and data for it."""
 
+import pickle
+
 import torch
 
 from pyro_dgp import GPLayer, LatentDGP
@@ -29,3 +31,7 @@ def randomize(dgp, scale=1.0):
                     0.3 * torch.eye(m) + 0.05 * torch.randn(m, m)
                 )
     return dgp
+
+
+def through_pickle(dgp):
+    return pickle.loads(pickle.dumps(dgp))

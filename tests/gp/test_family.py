@@ -1,7 +1,6 @@
 """The laws of a latent deep GP, over every likelihood."""
 
 import copy
-import pickle
 import threading
 
 import pyro
@@ -15,7 +14,7 @@ from pyro.nn import PyroModule, PyroParam, pyro_method
 from pyro_dgp import DRegIWELBO, LatentDGP, PartiallyCollapsedIWELBO, fit
 from pyro_dgp.gp.likelihoods import LIKELIHOODS, Gamma, ZeroInflated
 from tests.gp.likelihoods.cases import HeteroscedasticLaplace, Laplace
-from tests.gp.models import randomize
+from tests.gp.models import randomize, through_pickle
 
 pytestmark = pytest.mark.statistical
 
@@ -212,7 +211,7 @@ def test_resumed_training_is_training(name, tmp_path):
     assert run(8, tmp_path / "c.pt") == expected
 
 
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda d: pickle.loads(pickle.dumps(d))])
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, through_pickle])
 def test_copies_predict_alike(name, duplicate):
     X, y = data(name)
     given = covariates(name, y)

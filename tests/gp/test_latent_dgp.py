@@ -1,6 +1,5 @@
 import copy
 import io
-import pickle
 
 import numpy as np
 import pyro
@@ -23,7 +22,7 @@ from pyro_dgp import (
     PartiallyCollapsedIWELBO,
 )
 from pyro_dgp.gp.conditional import whitened_kl
-from tests.gp.models import D, M, N, data, randomize, small
+from tests.gp.models import D, M, N, data, randomize, small, through_pickle
 from tests.quadrature import gauss_hermite
 
 ESTIMATORS = [PartiallyCollapsedIWELBO, DRegIWELBO]
@@ -367,8 +366,7 @@ def through_torch_save(dgp):
 
 
 @pytest.mark.parametrize(
-    "duplicate",
-    [copy.copy, copy.deepcopy, lambda d: pickle.loads(pickle.dumps(d)), through_torch_save],
+    "duplicate", [copy.copy, copy.deepcopy, through_pickle, through_torch_save]
 )
 def test_copies_predict_alike_and_are_independent(duplicate):
     X, y = data()
