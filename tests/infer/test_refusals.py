@@ -160,6 +160,14 @@ def a_discrete_global_draw():
     return model, lambda: pyro.sample("z", dist.Bernoulli(pyro.param("p", torch.tensor(0.5))))
 
 
+def a_discrete_draw_in_no_plate():
+    def model():
+        z = pyro.sample("z", dist.Bernoulli(0.5))
+        pyro.sample("y", dist.Normal(z, 1.0), obs=torch.tensor(0.3))
+
+    return model, lambda: pyro.sample("z", dist.Bernoulli(pyro.param("p", torch.tensor(0.5))))
+
+
 def enumeration_in_the_guide():
     model, guide = a_discrete_draw()
     return model, config_enumerate(guide)
@@ -353,6 +361,10 @@ def a_factor_that_is_not_reparameterised():
         ),
         "a discrete global draw": (
             a_discrete_global_draw, NotImplementedError, r"'z' \(Bernoulli\) is not reparameterised"
+        ),
+        "a discrete draw in no plate": (
+            a_discrete_draw_in_no_plate,
+            NotImplementedError, r"'z' \(Bernoulli\) is not reparameterised",
         ),
         "enumeration in the guide": (
             enumeration_in_the_guide, NotImplementedError, "'z' is enumerated"
