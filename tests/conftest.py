@@ -27,6 +27,12 @@ def _clean_state():
     pyro.clear_param_store()
 
 
+@pytest.fixture(params=["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
+def device(request):
+    """The CPU, and the GPU where there is one."""
+    return torch.device(request.param)
+
+
 @pytest.fixture
 def few_trees(monkeypatch):
     """Twenty trees, ten rounds of boosting and 20 samples to choose a pool by, where it matters

@@ -79,6 +79,7 @@ def test_transforms_are_applied_and_undone(dgp):
         lambda model: qLogNoisyExpectedImprovement(model, X_baseline=torch.zeros(3, 2).double()),
         lambda model: qUpperConfidenceBound(model, beta=0.1),
     ],
+    ids=["expected improvement", "noisy expected improvement", "upper confidence bound"],
 )
 def test_acquisition_functions_find_the_maximum(dgp, acquisition):
     torch.manual_seed(0)

@@ -21,20 +21,14 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from pyro_dgp.sklearn import LatentDGPClassifier, LatentDGPRegressor
 from pyro_dgp.sklearn.classes import ClassPool, indicators, likeliest_exponent, likeliest_weights
 from pyro_dgp.sklearn.features import CrossFittedFeatures
-from tests.test_sklearn import QUICK, SMALL, Malicious
+from tests.estimators import SMALL, Malicious, class_data, classifier, weights_of_three
 
 pytestmark = pytest.mark.whole
 
-QUICK = QUICK | {"likelihood": "auto"}
-WHOLE = QUICK | {"features": "trees", "pool": True}
 SKIPPED = {"check_sample_weight_equivalence_on_dense_data": "holds in distribution only"}
 
 
-def classifier(**options):
-    return LatentDGPClassifier(**WHOLE | options)
-
-
-@parametrize_with_checks([LatentDGPClassifier(**QUICK | SMALL), classifier(**SMALL)])
+@parametrize_with_checks([classifier(**SMALL, features=None, pool=False), classifier(**SMALL)])
 def test_estimator_checks(estimator, check, few_trees):
     name = getattr(check, "func", check).__name__
     if "array_api" in name:
@@ -46,17 +40,10 @@ def test_estimator_checks(estimator, check, few_trees):
     check(estimator)
 
 
-def data(num_rows=90, num_classes=3, seed=0):
-    rng = np.random.default_rng(seed)
-    X = rng.normal(size=(num_rows, 2))
-    score = X[:, :1] * np.arange(num_classes) + rng.gumbel(size=(num_rows, num_classes))
-    return X, score.argmax(1)
-
-
 @pytest.mark.parametrize("likelihood", ["bernoulli", "categorical", "ordinal"])
 def test_probabilities_are_learned(likelihood):
-    X, y = data(600, 2)
-    new, _ = data(300, 2, seed=1)
+    X, y = class_data(600, 2)
+    new, _ = class_data(300, 2, seed=1)
     true = expit(new[:, 0])
     options = {"num_steps": 250, "lr": 0.05, "likelihood": likelihood, "batch_size": 64}
     options["pool"] = likelihood == "bernoulli"  # it is the same for all
@@ -67,7 +54,7 @@ def test_probabilities_are_learned(likelihood):
 
 
 def test_classes_keep_their_names(few_trees):
-    X, y = data()
+    X, y = class_data()
     names = np.array(["b", "c", "a"])
     model, other = classifier().fit(X, y), classifier().fit(X, names[y])
     assert other.classes_.tolist() == ["a", "b", "c"]
@@ -90,8 +77,7 @@ def test_weights_of_the_pool_are_the_likeliest_of_a_grid():
     def mean(w):
         return row_weights @ np.log(p @ w)
 
-    grid = [(a, b, 1 - a - b) for a in np.linspace(0, 1, 51) for b in np.linspace(0, 1 - a, 51)]
-    assert mean(w) >= max(mean(np.array(g)) for g in grid) - 1e-4
+    assert mean(w) >= max(mean(other) for other in weights_of_three()) - 1e-4
     # One that is best everywhere takes all.
     best = np.column_stack([p.min(1), p.max(1) + 0.1])
     assert likeliest_weights(best, np.ones(60)).tolist() == [0, 1]
@@ -127,7 +113,7 @@ def test_where_inputs_say_nothing_shares_are_the_answer(few_trees):
 
 @pytest.mark.parametrize("estimator", [GaussianNB(), LogisticRegression()])
 def test_a_rows_own_class_does_not_reach_its_features(estimator):
-    X, y = data(60)
+    X, y = class_data(60)
 
     def features(y):
         return CrossFittedFeatures.fitted(estimator, X, indicators(y, 3), None, 0)
@@ -143,7 +129,7 @@ def test_a_rows_own_class_does_not_reach_its_features(estimator):
 
 
 def test_a_class_of_one_row(few_trees):
-    X, y = data()
+    X, y = class_data()
     y[y == 2] = 1
     y[7] = 2
     for options in (
@@ -157,13 +143,13 @@ def test_a_class_of_one_row(few_trees):
 
 
 def test_one_row_against_all_others():
-    X, _ = data()
+    X, _ = class_data()
     p = classifier(features=LogisticRegression()).fit(X, np.arange(90) == 7).predict_proba(X)
     assert (p[:, 1] < 0.5).mean() > 0.9
 
 
 def test_rows_without_weight_are_not_there(few_trees):
-    X, y = data()
+    X, y = class_data()
     w = np.ones(90)
     w[60:] = 0
     y[60:] = 9
@@ -183,7 +169,7 @@ def test_weights_count(few_trees):
 
 
 def test_the_best_parameters_by_held_out_rows_are_kept(few_trees):
-    X, y = data(200)
+    X, y = class_data(200)
     model = classifier(num_steps=100, lr=0.5, patience=None, pool=False).fit(X, y)
     scores = model.validation_log_loss_
     order = np.random.default_rng(model._seed).permutation(200)[:20]
@@ -199,7 +185,7 @@ def test_the_best_parameters_by_held_out_rows_are_kept(few_trees):
 )  # fmt: skip
 @pytest.mark.parametrize("kind", [int, bool, str])
 def test_model_files_are_the_model(options, kind, tmp_path, few_trees):
-    X, y = data(num_classes=2 if kind is bool else 3)
+    X, y = class_data(num_classes=2 if kind is bool else 3)
     model = classifier(**SMALL | options).fit(X, y.astype(kind))
     model.save(tmp_path / "m.pt", note=1)
     loaded = LatentDGPClassifier.load(tmp_path / "m.pt")
@@ -221,36 +207,9 @@ def test_loading_runs_no_code(tmp_path):
 
 
 def test_model_selection(few_trees):
-    X, y = data()
+    X, y = class_data()
     search = GridSearchCV(
         make_pipeline(StandardScaler(), classifier(num_steps=3)),
         {"latentdgpclassifier__latent_dim": [0, 1]}, cv=2, scoring="neg_log_loss",
     ).fit(X, y)  # fmt: skip
     assert np.isfinite(search.cv_results_["mean_test_score"]).all()
-
-
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"likelihood": "gaussian"}, "likelihood must be one of auto, bernoulli"),
-        ({"likelihood": None}, "likelihood must be one of auto, bernoulli"),
-        ({"likelihood": "bernoulli"}, "for two classes, but y has 3"),
-        (
-            {"features": "forest"},
-            "features must be 'auto', None, or of 'trees', 'boosting' and scikit-learn classifiers",
-        ),
-    ],
-)
-def test_bad_parameters(options, match):
-    with pytest.raises(ValueError, match=match):
-        classifier(**options).fit(*data())
-
-
-def test_one_class_is_refused():
-    X, y = data()
-    with pytest.raises(ValueError, match="y has one class only"):
-        classifier().fit(X, np.zeros(90))
-    with pytest.raises(ValueError, match="y has one class only"):
-        classifier().fit(X, y, sample_weight=(y == 0) * 1.0)
-    with pytest.raises(ValueError, match="Unknown label type"):
-        classifier().fit(X, y + 0.5)

@@ -170,15 +170,11 @@ def test_two_rows():
         assert sd.tolist() == [[0], [0]]
 
 
-def test_one_row_is_too_little_to_grow_from_but_not_to_predict():
+def test_predictions_of_one_row_and_of_none():
     X, y = data()
     forest, _ = grown(X, y)
     assert forest.moments(X[:1])[0].shape == (1, 1)
     assert forest.moments(X[:0])[0].shape == (0, 1)
-    with pytest.raises(ValueError, match="At least two rows must count, but 1 do"):
-        grown(X[:1], y[:1])
-    with pytest.raises(ValueError, match="At least two rows must count, but 1 do"):
-        grown(X, y, sample_weight=np.arange(80) == 3)
 
 
 @pytest.mark.parametrize("num_trees", [1, 50])
@@ -419,11 +415,13 @@ def test_what_passes_can_be_walked_down(state):
         ({"y": np.full(80, np.inf)}, "y must be finite"),
         ({"y": np.ones((80, 1, 1))}, "y must be"),
         ({"y": np.ones((80, 0))}, "y must be"),
-        ({"X": np.ones((0, 2)), "y": np.ones(0)}, "At least two rows"),
+        ({"X": np.ones((0, 2)), "y": np.ones(0)}, "At least two rows must count, but 0 do"),
         ({"sample_weight": np.ones(79)}, r"sample_weight must be \[80\]"),
         ({"sample_weight": -np.ones(80)}, "sample_weight must be finite and not negative"),
         ({"sample_weight": np.full(80, np.inf)}, "sample_weight must be finite"),
         ({"sample_weight": np.zeros(80)}, "At least two rows must count, but 0 do"),
+        ({"sample_weight": np.arange(80) == 3}, "At least two rows must count, but 1 do"),
+        ({"X": np.ones((1, 2)), "y": np.ones(1)}, "At least two rows must count, but 1 do"),
     ],
 )
 def test_arguments_are_checked(options, message):

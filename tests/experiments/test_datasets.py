@@ -130,15 +130,6 @@ def test_wrong_file(empty, content, match):
         datasets.load("forest")
 
 
-def test_unknown_names_and_splits():
-    with pytest.raises(
-        ValueError, match="Unknown data set 'woods'; there are demo, demo_published, forest"
-    ):
-        datasets.load("woods")
-    with pytest.raises(ValueError, match="split must not be negative"):
-        datasets.load("demo", -1)
-
-
 def test_what_comes_with_the_package(empty):
     found = {name for name in uci.manifest() if uci.find(name) is not None}
     assert found == set(uci.manifest()) - {"pol", "boston", "kin8nm", "naval", "protein"}

@@ -74,13 +74,6 @@ def test_one_split_and_equal_values():
     assert math.isnan(table.p_value)
 
 
-def test_unpaired_splits_are_refused():
-    with pytest.raises(ValueError, match="a: split 2 is there under one estimator only"):
-        table1({"a": {"reg": {1: 1.0, 2: 3.0}, "dreg": {1: 1.0}}})
-    with pytest.raises(ValueError, match="no log-likelihoods"):
-        table1({})
-
-
 HEADER = "dataset,estimator,split,eval_index,test_log_likelihood\n"
 
 

@@ -8,7 +8,7 @@ import pyro
 import pytest
 import torch
 
-from pyro_dgp import LatentDGP, PartiallyCollapsedIWELBO
+from pyro_dgp import PartiallyCollapsedIWELBO
 from pyro_dgp._files import write_json
 from pyro_dgp.experiments import metrics
 from pyro_dgp.experiments.runs import (
@@ -22,6 +22,7 @@ from pyro_dgp.experiments.runs import (
 )
 from pyro_dgp.gp import PredictiveMixture
 from pyro_dgp.infer import NonFiniteError
+from tests.gp.models import data, small
 
 pytestmark = pytest.mark.whole
 
@@ -38,9 +39,8 @@ def without_times(record):
 
 
 def small_model(num_outputs=None):
-    X = torch.randn(40, 2)
-    y = torch.randn(40) if num_outputs is None else torch.randn(40, num_outputs)
-    return LatentDGP.from_data(X, y, num_inducing=8), X, y
+    X, y = data(num_outputs=num_outputs)
+    return small(X, y), X, y
 
 
 @pytest.mark.parametrize("num_outputs", [None, 2])
@@ -88,7 +88,7 @@ def test_calibration_of_a_known_predictive(monkeypatch):
 def test_repeated_evaluations():
     dgp, X, y = small_model()
     with torch.no_grad():
-        dgp.layers[-1].u_loc.copy_(torch.randn(1, 8))  # or z would change nothing
+        dgp.layers[-1].u_loc.normal_()  # or z would change nothing
     found = metrics.evaluate(dgp, X, y, num_samples=20, num_evaluations=3)
     values = found["test_log_likelihoods"]
     assert len(set(values)) == 3
@@ -146,10 +146,6 @@ def test_the_learning_rate_may_fall_along_a_cosine():
     name = "variance_unconstrained"
     moved = getattr(after.likelihood, name) - getattr(before.likelihood, name)
     assert moved.item() == pytest.approx(0.15, rel=0.01)
-    with pytest.raises(ValueError, match="schedule 'cosine' is for Adam alone"):
-        replace(config, natural_lr=0.01)
-    with pytest.raises(ValueError, match="schedule must be one of steps, cosine, not 'other'"):
-        replace(config, schedule="other")
 
 
 def test_one_model_for_two_evaluations(tmp_path):
@@ -236,25 +232,6 @@ def test_names_tell_runs_apart():
         RunConfig("forest", dtype="float32"),
     ]  # fmt: skip
     assert len({config.name for config in configs}) == len(configs)
-
-
-def test_targets_that_would_broadcast_are_refused():
-    dgp, X, y = small_model()
-    for target in (y[:, None], y[:5]):
-        with pytest.raises(ValueError, match="does not fit X"):
-            metrics.test_log_likelihood(dgp, X, target, 5)
-
-
-@pytest.mark.parametrize("device", ["foo", "cuda:99"])
-def test_a_device_that_is_not_there(device):
-    with pytest.raises(ValueError, match=f"device '{device}' cannot be used"):
-        run(RunConfig("demo", device=device, num_steps=1))
-
-
-@pytest.mark.parametrize("option", [{"loss": "iwae"}, {"dtype": "int8"}, {"schedule": "other"}])
-def test_bad_options(option):
-    with pytest.raises(ValueError, match=f"{next(iter(option))} must be one of"):
-        RunConfig("forest", **option)
 
 
 def test_a_failed_write_leaves_the_old_record(tmp_path):

@@ -1,7 +1,6 @@
 """The laws of a latent deep GP, over every likelihood."""
 
 import copy
-import pickle
 import threading
 
 import pyro
@@ -11,35 +10,15 @@ import pytest
 import torch
 from pyro.infer import SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
 from pyro.nn import PyroModule, PyroParam, pyro_method
-from torch.distributions import constraints
 
 from pyro_dgp import DRegIWELBO, LatentDGP, PartiallyCollapsedIWELBO, fit
-from pyro_dgp.gp import Likelihood
 from pyro_dgp.gp.likelihoods import LIKELIHOODS, Gamma, ZeroInflated
+from tests.gp.likelihoods.cases import HeteroscedasticLaplace, Laplace
+from tests.gp.models import randomize, through_pickle
 
 pytestmark = pytest.mark.statistical
 
 N, D = 24, 2
-
-
-class Laplace(Likelihood):
-    """A user's likelihood, as the documentation shows it: nothing but the conditional."""
-
-    def __init__(self, event_dim=0):
-        super().__init__(event_dim)
-        self.scale = PyroParam(torch.tensor(0.3), constraints.positive)
-
-    def conditional(self, f):
-        return dist.Laplace(f, self.scale)
-
-
-class HeteroscedasticLaplace(Likelihood):
-    """Another one, with two functions."""
-
-    num_functions = 2
-
-    def conditional(self, f, g):
-        return dist.Laplace(f, g.exp())
 
 
 def inflated(g):
@@ -89,11 +68,7 @@ def small(name, X, y, **options):
     likelihood = (*FAMILY[name], name)[1]
     likelihood = likelihood(y) if name == "zero-inflated gamma" else likelihood
     dgp = LatentDGP.from_data(X, y, num_inducing=6, likelihood=likelihood, **options)
-    with torch.no_grad():
-        for layer in (layer for layer in dgp.layers if not layer.latent_dim):
-            layer.u_loc.normal_(std=0.3)
-            layer.u_scale_tril_unconstrained.copy_(0.3 * torch.eye(6) + 0.05 * torch.randn(6, 6))
-    return dgp
+    return randomize(dgp, 0.3)
 
 
 def agree(a, b, tolerance=4.0):
@@ -236,7 +211,7 @@ def test_resumed_training_is_training(name, tmp_path):
     assert run(8, tmp_path / "c.pt") == expected
 
 
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda d: pickle.loads(pickle.dumps(d))])
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, through_pickle])
 def test_copies_predict_alike(name, duplicate):
     X, y = data(name)
     given = covariates(name, y)

@@ -1,7 +1,5 @@
 import copy
 import io
-import pickle
-from functools import partial
 
 import numpy as np
 import pyro
@@ -11,8 +9,7 @@ import pytest
 import torch
 from pyro.contrib.gp import kernels
 from pyro.infer import SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
-from pyro.nn import PyroModule, PyroParam, PyroSample
-from torch import nn
+from pyro.nn import PyroModule, PyroSample
 from torch.distributions import MultivariateNormal, Normal
 
 from pyro_dgp import (
@@ -25,30 +22,10 @@ from pyro_dgp import (
     PartiallyCollapsedIWELBO,
 )
 from pyro_dgp.gp.conditional import whitened_kl
+from tests.gp.models import D, M, N, data, randomize, small, through_pickle
+from tests.quadrature import gauss_hermite
 
-N, D, M = 30, 3, 10
 ESTIMATORS = [PartiallyCollapsedIWELBO, DRegIWELBO]
-
-
-def data(num_rows=N, num_inputs=D, num_outputs=None, dtype=torch.float64):
-    shape = (num_rows,) if num_outputs is None else (num_rows, num_outputs)
-    return torch.randn(num_rows, num_inputs, dtype=dtype), torch.randn(shape, dtype=dtype)
-
-
-def small(X, y, **kwargs):
-    return LatentDGP.from_data(X, y, num_inducing=M, **kwargs)
-
-
-def randomize(dgp):
-    """Moves q(u) away from its initial value."""
-    with torch.no_grad():
-        for layer in dgp.layers:
-            if isinstance(layer, GPLayer):
-                layer.u_loc.normal_()
-                layer.u_scale_tril_unconstrained.copy_(
-                    torch.eye(M) * 0.3 + 0.05 * torch.randn(M, M)
-                )
-    return dgp
 
 
 # The configuration
@@ -389,8 +366,7 @@ def through_torch_save(dgp):
 
 
 @pytest.mark.parametrize(
-    "duplicate",
-    [copy.copy, copy.deepcopy, lambda d: pickle.loads(pickle.dumps(d)), through_torch_save],
+    "duplicate", [copy.copy, copy.deepcopy, through_pickle, through_torch_save]
 )
 def test_copies_predict_alike_and_are_independent(duplicate):
     X, y = data()
@@ -487,8 +463,7 @@ def test_prediction_is_the_mixture_over_draws_of_z():
     """One GP layer: p(y | x) = E_z N(y; mean(x, z), var(x, z) + s^2), by quadrature over z."""
     X, y = data(num_inputs=1)
     dgp = randomize(small(X, y, num_layers=1))
-    nodes, weights = np.polynomial.hermite_e.hermegauss(60)
-    z, w = torch.as_tensor(nodes), torch.as_tensor(weights / weights.sum())
+    z, w = gauss_hermite(60)
     h = torch.stack(torch.broadcast_tensors(X[:4, :1], z.unsqueeze(0)), -1)
     with torch.no_grad():
         loc, var = dgp.layers[1](h)
@@ -522,97 +497,6 @@ def test_prediction_leaves_no_trace():
 # Bad input
 
 
-def bad(value):
-    X, y = data()
-    X[1, 2] = value
-    return X, y
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_non_finite_values(value):
-    X, y = data()
-    dgp = small(X, y)
-    loss = partial(DRegIWELBO(K=2).loss, dgp.model, dgp.guide)
-    for call in (LatentDGP.from_data, dgp.model, dgp.guide, loss):
-        with pytest.raises(ValueError, match="X holds 1 NaN or infinite"):
-            call(*bad(value))
-        broken = y.clone()
-        broken[:2] = value
-        with pytest.raises(ValueError, match="y holds 2 NaN or infinite"):
-            call(X, broken)
-    with pytest.raises(ValueError, match="X holds 1 NaN"):
-        dgp.predict(bad(value)[0], 2)
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "match"),
-    [
-        (lambda X, y: (X[:5], y), ValueError, "X has 5 rows, but y has 30"),
-        (lambda X, y: (X[:, :2], y), ValueError, "X has 2 columns, but the model was built for 3"),
-        (lambda X, y: (X[:0], y[:0]), ValueError, "X has no rows"),
-        (lambda X, y: (X[:, 0], y), ValueError, r"X must have shape \[N, D\]"),
-        (lambda X, y: (X, y[:, None]), ValueError, r"y has shape .* expects \[B\]"),
-        (lambda X, y: (X, y[:, None, None]), ValueError, r"y must have shape \[N\] or"),
-        (lambda X, y: (X.numpy(), y), TypeError, r"X must be a torch\.Tensor, but it is a ndarray"),
-        (lambda X, y: (X, y.tolist()), TypeError, r"y must be a torch\.Tensor"),
-        (lambda X, y: (X.long(), y), TypeError, "X must be floating point"),
-        (lambda X, y: (X, y.long()), TypeError, "y must be floating point"),
-        (lambda X, y: (X.float(), y), TypeError, "X is torch.float32"),
-        (lambda X, y: (torch.cat([X, X]), torch.cat([y, y])), ValueError, "more than num_data"),
-        (lambda X, y: (None, y), TypeError, "X must be"),
-    ],
-)
-def test_bad_batches(change, error, match):
-    X, y = data()
-    dgp = small(X, y)
-    for call in (dgp.model, dgp.guide):
-        with pytest.raises(error, match=match):
-            call(*change(X, y))
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "match"),
-    [
-        (lambda X, y: (X[:5], y), ValueError, "X has 5 rows, but y has 30"),
-        (lambda X, y: (X[:0], y[:0]), ValueError, "X has no rows"),
-        (lambda X, y: (X[:, :0], y), ValueError, "X must have shape"),
-        (lambda X, y: (X.numpy(), y), TypeError, "X must be a torch"),
-        (lambda X, y: (X, y.int()), TypeError, "y must be floating point"),
-        (lambda X, y: (X, y[:, None][:, :0]), ValueError, "y must have shape"),
-    ],
-)
-def test_bad_training_data(change, error, match):
-    with pytest.raises(error, match=match):
-        LatentDGP.from_data(*change(*data()))
-
-
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"num_layers": 0}, "num_layers must be"),
-        ({"latent_dim": -1}, "latent_dim must be"),
-        ({"num_inducing": 0}, "num_inducing must be"),
-        ({"num_gps": 0}, "num_gps must be"),
-        ({"num_layers": 2.0}, "num_layers must be"),
-        ({"num_layers": True}, "num_layers must be"),
-        ({"jitter": -1.0}, "jitter must lie"),
-        ({"jitter": float("nan")}, "jitter must lie"),
-        ({"mixing": "random"}, "mixing must be one of principal, published"),
-        ({"noise_variance": 0.0}, "variance must be finite"),
-        ({"noise_variance": float("nan")}, "variance must be finite"),
-    ],
-)
-def test_bad_options(options, match):
-    with pytest.raises(ValueError, match=match):
-        LatentDGP.from_data(*data(), **options)
-
-
-def test_bad_number_of_samples():
-    X, y = data()
-    with pytest.raises(ValueError, match="num_samples must be"):
-        small(X, y).predict(X, 0)
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -634,75 +518,6 @@ def test_awkward_data_work(make, dtype, mixing):
     svi = SVI(dgp.model, dgp.guide, pyro.optim.Adam({"lr": 0.01}), loss=DRegIWELBO(K=3))
     assert np.isfinite([svi.step(X, y) for _ in range(5)]).all()
     assert dgp.predict(X, 10).log_prob(y).isfinite().all()
-
-
-@pytest.mark.parametrize(
-    ("make", "match"),
-    [
-        (list, "must end with a GPLayer"),
-        (lambda: [LatentLayer(1)], "must end with a GPLayer"),
-        (lambda: [GPLayer(kernels.RBF(2), torch.zeros(M, 2), 2, torch.eye(2))], "without `mixing`"),
-        (
-            lambda: [
-                GPLayer(kernels.RBF(2), torch.zeros(M, 2), 2),
-                LatentLayer(1),
-                GPLayer(kernels.RBF(2), torch.zeros(M, 2)),
-            ],
-            r"layers\[2\] takes 2 inputs, but the layers before it give 3",
-        ),
-        (
-            lambda: [nn.Linear(2, 2), GPLayer(kernels.RBF(2), torch.zeros(M, 2))],
-            r"layers\[0\] is a Linear",
-        ),
-    ],
-)
-def test_layers_that_do_not_fit(make, match):
-    with pytest.raises(ValueError, match=match):
-        LatentDGP(make(), GaussianLikelihood(0.1), N)
-
-
-@pytest.mark.parametrize(
-    ("layers", "likelihood", "match"),
-    [
-        (lambda k, Z: [GPLayer(k, Z, 2)], GaussianLikelihood(0.1), "has 2 outputs: use event_dim"),
-        (
-            lambda k, Z: [GPLayer(k, Z, 3)],
-            GaussianLikelihood(torch.tensor([0.1, 0.2]), event_dim=1),
-            "has 2 noise variances, but the last layer has 3",
-        ),
-        (
-            lambda k, Z: [LatentLayer(2), GPLayer(k, Z)],
-            GaussianLikelihood(0.1),
-            "none is left for X",
-        ),
-    ],
-)
-def test_parts_that_do_not_fit(layers, likelihood, match):
-    with pytest.raises(ValueError, match=match):
-        LatentDGP(layers(kernels.RBF(2), torch.zeros(M, 2)), likelihood, N)
-
-
-def test_a_layer_belongs_to_one_model():
-    layer = GPLayer(kernels.RBF(2), torch.zeros(M, 2), 2)
-    with pytest.raises(ValueError, match=r"layers\[1\] is already part of a model"):
-        LatentDGP([layer, layer], GaussianLikelihood(0.1, event_dim=1), N)
-    LatentDGP([layer], GaussianLikelihood(0.1, event_dim=1), N)
-    with pytest.raises(ValueError, match=r"layers\[0\] is already part of a model"):
-        LatentDGP([layer], GaussianLikelihood(0.1, event_dim=1), N)
-
-
-def test_num_data_must_be_positive():
-    layer = GPLayer(kernels.RBF(2), torch.zeros(M, 2))
-    with pytest.raises(ValueError, match="num_data must be"):
-        LatentDGP([layer], GaussianLikelihood(0.1), 0)
-
-
-def test_a_kernel_parameter_that_diverged_is_named():
-    X, y = data()
-    dgp = small(X, y)
-    dgp.layers[2].kernel.lengthscale = PyroParam(torch.full((D,), float("nan")))
-    with pytest.raises(ValueError, match=r"layers\.2: .* NaN or infinity"):
-        dgp.model(X, y)
 
 
 @pytest.mark.parametrize("num_outputs", [None, 2])
@@ -740,5 +555,3 @@ def test_predictions_with_a_given_latent_input():
     assert torch.allclose(
         found.components.scale, (var + dgp.likelihood.variance).sqrt().mT.expand(3, -1)
     )
-    with pytest.raises(ValueError, match=r"z has shape \(1,\)"):
-        dgp.predict(X, 3, z=z[:1])

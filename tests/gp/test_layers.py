@@ -141,22 +141,6 @@ def test_variance_is_never_zero():
     assert torch.autograd.grad(var.sqrt().sum(), h)[0].isfinite().all()
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "match"),
-    [
-        ({"Xu": torch.zeros(D)}, "Xu must be"),
-        ({"num_gps": 0}, "num_gps must be"),
-        ({"mixing": torch.zeros(WIDTH, R + 1)}, "mixing must be"),
-        ({"linear_mean": torch.zeros(R, D + 1)}, "linear_mean must be"),
-        ({"mixing": torch.zeros(WIDTH, R), "linear_mean": torch.zeros(R, D)}, "linear_mean must"),
-    ],
-)
-def test_bad_shapes(kwargs, match):
-    arguments = {"kernel": kernels.RBF(D), "Xu": torch.zeros(M, D), "num_gps": R, **kwargs}
-    with pytest.raises(ValueError, match=match):
-        GPLayer(**arguments)
-
-
 class ConstantEncoder(nn.Module):
     def __init__(self, event_dim, latent_dim=2):
         super().__init__()
@@ -200,11 +184,3 @@ def test_latent_layer_without_encoder_has_the_prior_as_guide():
     fn = trace.trace.nodes["z"]["fn"]
     assert fn.mean.eq(0).all()
     assert fn.variance.eq(1).all()
-
-
-def test_latent_layer_refuses():
-    with pytest.raises(ValueError, match="latent_dim must be"):
-        LatentLayer(0)
-    layer = LatentLayer(3, ConstantEncoder(1))
-    with pytest.raises(ValueError, match=r"\(5, 2\), but z needs .* \(5, 3\)"):
-        layer.guide_local(torch.randn(5, D), torch.randn(5))

@@ -8,7 +8,6 @@ integral's derivative is the oracle of every gradient estimator.
 import math
 from dataclasses import dataclass, replace
 
-import numpy as np
 import pyro
 import pyro.distributions as dist
 import pyro.distributions.transforms as transforms
@@ -24,16 +23,9 @@ from pyro.infer.autoguide import (
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence, transform_to
 
+from tests.quadrature import grid
+
 Y = torch.tensor([0.7, -1.2, 0.1, 1.9], dtype=torch.float64)
-
-
-def grid(num_dims: int, num_nodes: int) -> tuple[Tensor, Tensor]:
-    """Gauss-Hermite nodes [J, num_dims] and weights [J] for a standard normal vector."""
-    x, w = np.polynomial.hermite_e.hermegauss(num_nodes)
-    x, w = torch.as_tensor(x), torch.as_tensor(w / w.sum())
-    nodes = torch.stack(torch.meshgrid(*[x] * num_dims, indexing="ij"), -1).reshape(-1, num_dims)
-    weights = torch.stack(torch.meshgrid(*[w] * num_dims, indexing="ij"), -1).prod(-1)
-    return nodes, weights.reshape(-1)
 
 
 def expectation(log_w: Tensor, weights: Tensor, mean) -> Tensor:
@@ -119,7 +111,7 @@ def vae(subsample_size=None) -> Case:
             pyro.sample("z", dist.Normal(p["a"] * y[index] + p["b"], p["log_c"].exp()))
 
     def exact(p, K, mean):
-        nodes, weights = grid(K, {1: 60, 2: 40, 3: 24, 4: 14}[K])
+        nodes, weights = grid(K)
         y = Y.reshape(-1, 1, 1)
         q = Normal(p["a"] * y + p["b"], p["log_c"].exp())
         z = q.mean + q.stddev * nodes
@@ -152,7 +144,7 @@ def with_global(subsample_size=None) -> Case:
             pyro.sample("z", dist.Normal(loc, p["log_c"].exp()))
 
     def exact(p, K, mean):
-        nodes, weights = grid(1 + K, {1: 40, 2: 24, 3: 16}[K])
+        nodes, weights = grid(1 + K)
         y = Y.reshape(-1, 1, 1)
         q_mu = Normal(p["m"], p["log_v"].exp())
         mu = q_mu.mean + q_mu.stddev * nodes[:, :1]
@@ -189,7 +181,7 @@ def hierarchical() -> Case:
             pyro.sample("z2", dist.Normal(p["g"] * z1 + p["b"] * y, p["log_d"].exp()))
 
     def exact(p, K, mean):
-        nodes, weights = grid(2 * K, {1: 40, 2: 18}[K])
+        nodes, weights = grid(2 * K)
         yn = y.reshape(-1, 1, 1)
         q1 = Normal(p["a"] * yn, p["log_c"].exp())
         z1 = q1.mean + q1.stddev * nodes[:, :K]
@@ -220,7 +212,7 @@ def joint() -> Case:
         pyro.sample("z", dist.Normal(p["a"] * y + p["b"], p["log_c"].exp()).to_event(1))
 
     def exact(p, K, mean):
-        nodes, weights = grid(2 * K, {1: 40, 2: 18}[K])
+        nodes, weights = grid(2 * K)
         q = Normal(p["a"] * y + p["b"], p["log_c"].exp())
         z = q.mean + q.stddev * nodes.reshape(-1, K, 2)
         log_w = Normal(p["theta"], 1.0).log_prob(z) - q.log_prob(z)
@@ -251,7 +243,7 @@ def grouped(subsample_size=None) -> Case:
             pyro.sample("z", dist.Normal(loc, p["log_c"].exp()))
 
     def exact(p, K, mean):
-        nodes, weights = grid(K, {1: 60, 2: 40, 3: 24, 4: 14}[K])
+        nodes, weights = grid(K)
         loc = (p["a"] * y.mean(0) + p["b"]).reshape(-1, 1, 1)
         q = Normal(loc, p["log_c"].exp())
         z = q.mean + q.stddev * nodes
@@ -281,7 +273,7 @@ def only_global(subsample_size=None) -> Case:
         pyro.sample("mu", dist.Normal(p["m"], p["log_v"].exp()))
 
     def exact(p, K, mean):
-        nodes, weights = grid(1, 60)
+        nodes, weights = grid(1)
         q_mu = Normal(p["m"], p["log_v"].exp())
         mu = q_mu.mean + q_mu.stddev * nodes
         local = (Normal(mu, p["log_s"].exp()).log_prob(Y).sum(-1) * weights).sum()
@@ -405,7 +397,7 @@ def network() -> Case:
 
 def one_latent(p, K, mean, y, q, prior=None):
     """The bound where z ~ prior, N(theta, 1) if not given, and y ~ N(z, s^2)."""
-    nodes, weights = grid(K, {1: 60, 2: 40, 3: 24, 4: 14}[K])
+    nodes, weights = grid(K)
     z = q.mean + q.stddev * nodes
     prior = Normal(p["theta"], 1.0) if prior is None else prior
     log_w = prior.log_prob(z) + Normal(z, p["log_s"].exp()).log_prob(y)
@@ -439,7 +431,7 @@ def two_observed_sites() -> Case:
             pyro.sample("x", dist.Normal(2 * z, 1.0), obs=x)
 
     def exact(p, K, mean):
-        nodes, weights = grid(K, {1: 60, 2: 40, 3: 24, 4: 14}[K])
+        nodes, weights = grid(K)
         y = Y.reshape(-1, 1, 1)
         q = Normal(p["a"] * y + p["b"], p["log_c"].exp())
         z = q.mean + q.stddev * nodes
@@ -473,7 +465,7 @@ def latents_inside() -> Case:
                 pyro.sample("x", dist.Normal(p["e"] * (y + z), p["log_f"].exp()))
 
     def exact(p, K, mean):
-        nodes, weights = grid(3 * K, {1: 30, 2: 9}[K])
+        nodes, weights = grid(3 * K)
         qz = Normal((p["a"] * y.mean(0) + p["b"]).reshape(-1, 1, 1), p["log_c"].exp())
         z = qz.mean + qz.stddev * nodes[:, :K]
         log_w = Normal(p["theta"], 1.0).log_prob(z) - qz.log_prob(z)
@@ -511,7 +503,7 @@ def three_levels() -> Case:
             pyro.sample("z3", dist.Normal(p["h"] * z1 + p["k"] * z2, p["log_e"].exp()))
 
     def exact(p, K, mean):
-        nodes, weights = grid(3 * K, {1: 30, 2: 9}[K])
+        nodes, weights = grid(3 * K)
         yn = y.reshape(-1, 1, 1)
         q1 = Normal(p["a"] * yn, p["log_c"].exp())
         z1 = q1.mean + q1.stddev * nodes[:, :K]
@@ -590,7 +582,7 @@ def zuko_flow() -> Case:
             pyro.sample("y", dist.Normal(z.squeeze(-1), p["log_s"].exp()), obs=y)
 
     def exact(p, K, mean):
-        nodes, weights = grid(K, {1: 60, 2: 40}[K])
+        nodes, weights = grid(K)
         y, prefix = Y.reshape(-1, 1, 1), "zuko$$$"
         own = {n.removeprefix(prefix): v for n, v in p.items() if n.startswith(prefix)}
         swapped = torch.nn.utils.stateless._reparametrize_module(net, own)
@@ -619,7 +611,7 @@ def hierarchy(y):
 
 def hierarchy_exact(p, K, mean, q_mu, local_loc, local_scale):
     """The bound of :func:`hierarchy`, where q(z_n | mu) has mean ``local_loc(mu)``."""
-    nodes, weights = grid(1 + K, {1: 40, 2: 24}[K])
+    nodes, weights = grid(1 + K)
     mu = q_mu.mean + q_mu.stddev * nodes[:, :1]
     q = Normal(local_loc(mu), local_scale.reshape(-1, 1, 1))
     z = q.mean + q.stddev * nodes[:, 1:]
@@ -787,7 +779,7 @@ def missing(handler) -> Case:
             pyro.sample("z", dist.Normal(p["a"] * y.nan_to_num() + p["b"], p["log_c"].exp()))
 
     def exact(p, K, mean):
-        nodes, weights = grid(K, {1: 60, 2: 40, 3: 24, 4: 14}[K])
+        nodes, weights = grid(K)
         known, seen = y.nan_to_num().reshape(-1, 1, 1), ~MISSING.reshape(-1, 1, 1)
         q = Normal(p["a"] * known + p["b"], p["log_c"].exp())
         z = q.mean + q.stddev * nodes
@@ -842,7 +834,7 @@ def annealed(scale=0.4) -> Case:
             pyro.sample("z", dist.Normal(p["a"] * y + p["b"], p["log_c"].exp()))
 
     def exact(p, K, mean):
-        nodes, weights = grid(K, {1: 60, 2: 40, 3: 24, 4: 14}[K])
+        nodes, weights = grid(K)
         y = Y.reshape(-1, 1, 1)
         q = Normal(p["a"] * y + p["b"], p["log_c"].exp())
         z = q.mean + q.stddev * nodes
@@ -860,7 +852,7 @@ def unscored() -> Case:
             vae().guide(y)
 
     def exact(p, K, mean):
-        nodes, weights = grid(K, {1: 60, 2: 40, 3: 24, 4: 14}[K])
+        nodes, weights = grid(K)
         y = Y.reshape(-1, 1, 1)
         q = Normal(p["a"] * y + p["b"], p["log_c"].exp())
         z = q.mean + q.stddev * nodes

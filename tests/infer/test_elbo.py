@@ -3,19 +3,14 @@ import math
 import pickle
 import weakref
 
-import numpy as np
 import pyro
 import pyro.distributions as dist
 import pyro.poutine as poutine
 import pytest
 import torch
-from pyro.infer import SVI, Trace_ELBO, config_enumerate
+from pyro.infer import SVI, Trace_ELBO
 from pyro.infer.autoguide import (
     AutoDiagonalNormal,
-    AutoGuideList,
-    AutoLowRankMultivariateNormal,
-    AutoMultivariateNormal,
-    AutoNormal,
 )
 
 from pyro_dgp import DRegIWELBO, PartiallyCollapsedIWELBO
@@ -289,14 +284,14 @@ def test_observations_in_two_plates_beside_global_latents_only(estimator, vector
 
 
 def test_an_elbo_does_not_hold_its_model():
+    case = vae()
+
     class Model:
-        def model(self):
-            with pyro.plate("data", 3):
-                z = pyro.sample("z", dist.Normal(0.0, 1.0))
-                pyro.sample("y", dist.Normal(z, 1.0), obs=torch.zeros(3))
+        def model(self, y):
+            case.model(y)
 
     loss, instance = DRegIWELBO(K=2), Model()
-    loss.loss(instance.model, normal_guide("z"))
+    loss.loss(instance.model, case.guide, Y)
     assert pickle.loads(pickle.dumps(loss)).K == 2
     gone = weakref.ref(instance)
     del instance
@@ -377,121 +372,7 @@ def test_a_handler_on_the_prior_alone(handler):
     assert abs(a.mean() - b.mean()) < 4 * (a.var() / 500 + b.var() / 500).sqrt()
 
 
-# Refusals.
-
-
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-@pytest.mark.parametrize("K", [0, -1, 2.0, True, "3", None, np.float64(2)])
-def test_bad_K(estimator, K):
-    with pytest.raises(ValueError, match=r"K must be (an integer|at least 1)"):
-        estimator(K=K)
-
-
-def test_bad_num_particles():
-    with pytest.raises(ValueError, match="num_particles must be at least 1"):
-        DRegIWELBO(K=2, num_particles=0)
-
-
-def normal_guide(*names):
-    def guide():
-        with pyro.plate("data", 3):
-            for name in names:
-                pyro.sample(name, dist.Normal(pyro.param(f"{name}_loc", torch.zeros(())), 1.0))
-
-    return guide
-
-
-def test_refuses_a_model_without_observations():
-    def model():
-        with pyro.plate("data", 3):
-            pyro.sample("z", dist.Normal(0.0, 1.0))
-
-    with pytest.raises(ValueError, match="observes nothing"):
-        DRegIWELBO(K=2).loss(model, normal_guide("z"))
-
-
-@pytest.mark.filterwarnings("ignore:Found vars in model but not guide")
-def test_refuses_a_guide_that_lacks_a_site():
-    def model():
-        with pyro.plate("data", 3):
-            z = pyro.sample("z", dist.Normal(0.0, 1.0))
-            x = pyro.sample("x", dist.Normal(z, 1.0))
-            pyro.sample("y", dist.Normal(x, 1.0), obs=torch.zeros(3))
-
-    with pytest.raises(ValueError, match="'x' is missing in the guide"):
-        DRegIWELBO(K=2).loss(model, normal_guide("z"))
-
-
-@pytest.mark.parametrize("local", [True, False])
-def test_refuses_a_guide_that_is_not_reparameterised(local):
-    def guide():
-        p = pyro.param("p", torch.tensor(0.5))
-        if not local:
-            pyro.sample("z", dist.Bernoulli(p))
-            return
-        with pyro.plate("data", 3):
-            pyro.sample("z", dist.Bernoulli(p))
-
-    def model():
-        if not local:
-            z = pyro.sample("z", dist.Bernoulli(0.5))
-        with pyro.plate("data", 3):
-            if local:
-                z = pyro.sample("z", dist.Bernoulli(0.5))
-            pyro.sample("y", dist.Normal(z, 1.0), obs=torch.zeros(3))
-
-    with pytest.raises(NotImplementedError, match="'z' \\(Bernoulli\\) is not reparameterised"):
-        DRegIWELBO(K=2).loss(model, guide)
-
-
-def test_refuses_enumeration():
-    def model():
-        with pyro.plate("data", 3):
-            z = pyro.sample("z", dist.Bernoulli(0.5))
-            pyro.sample("y", dist.Normal(z, 1.0), obs=torch.zeros(3))
-
-    @config_enumerate
-    def guide():
-        with pyro.plate("data", 3):
-            pyro.sample("z", dist.Bernoulli(pyro.param("p", torch.tensor(0.5))))
-
-    with pytest.raises(NotImplementedError, match="'z' is enumerated"):
-        DRegIWELBO(K=2).loss(model, guide)
-
-
-def test_refuses_observations_outside_the_local_plate():
-    def model():
-        with pyro.plate("data", 3):
-            z = pyro.sample("z", dist.Normal(0.0, 1.0))
-            pyro.sample("y", dist.Normal(z, 1.0), obs=torch.zeros(3))
-        with pyro.plate("other", 2):
-            pyro.sample("x", dist.Normal(z.sum(-1, keepdim=True), 1.0), obs=torch.zeros(2))
-
-    with pytest.raises(NotImplementedError, match="Site 'x' and the local latent site 'z'"):
-        DRegIWELBO(K=2).loss(model, normal_guide("z"))
-
-
-def test_refuses_subsampling_inside_the_weights():
-    def model():
-        with pyro.plate("data", 3, dim=-1):
-            z = pyro.sample("z", dist.Normal(0.0, 1.0))
-            with pyro.plate("inside", 10, subsample_size=5, dim=-2):
-                pyro.sample("y", dist.Normal(z, 1.0), obs=torch.zeros(5, 3))
-
-    with pytest.raises(NotImplementedError, match="Plate 'inside' of site 'y' subsamples"):
-        DRegIWELBO(K=2).loss(model, normal_guide("z"))
-
-
-def test_refuses_a_guide_that_names_its_plate_differently():
-    """The guide's z would be global, drawn once: silently the bound of K = 1."""
-
-    def model():
-        with pyro.plate("rows", 3):
-            z = pyro.sample("z", dist.Normal(0.0, 1.0))
-            pyro.sample("y", dist.Normal(z, 1.0), obs=torch.zeros(3))
-
-    with pytest.raises(NotImplementedError, match=r"'z' stands in .*'rows'.* but in \['data'\]"):
-        DRegIWELBO(K=2).loss(model, normal_guide("z"))
+# Models that are hard to tell from those that are refused.
 
 
 def local_and_global(y):
@@ -499,15 +380,6 @@ def local_and_global(y):
     with pyro.plate("data", len(y)):
         z = pyro.sample("z", dist.Normal(0.0, rate))
         pyro.sample("y", dist.Normal(z, 1.0), obs=y)
-
-
-@pytest.mark.parametrize(
-    "autoguide", [AutoDiagonalNormal, AutoMultivariateNormal, AutoLowRankMultivariateNormal]
-)
-def test_refuses_a_joint_autoguide_over_local_latents(autoguide):
-    guide = autoguide(local_and_global)
-    with pytest.raises(NotImplementedError, match=r"'z' as a part of '_Auto.*_latent'"):
-        PartiallyCollapsedIWELBO(K=3).loss(local_and_global, guide, Y)
 
 
 def test_a_joint_autoguide_over_the_global_latents_is_fine():
@@ -526,79 +398,6 @@ def test_a_joint_autoguide_over_the_global_latents_is_fine():
     ]
     assert values[1].mean() - values[0].mean() > 4 * (values[0].var() / 300).sqrt()
     assert math.isfinite(DRegIWELBO(K=3).loss_and_grads(local_and_global, guide, Y))
-
-
-@pytest.mark.parametrize("kind", ["Delta", "factor"])
-def test_dreg_refuses_a_map_of_a_draw_with_parameters(kind):
-    """Its gradient would need one weight for the draw and another one for the parameter."""
-    case = vae()
-
-    def guide(y):
-        stretch = pyro.param("stretch", torch.tensor(1.5))
-        with pyro.plate("data", len(y)):
-            name = "u" if kind == "Delta" else "z"
-            u = pyro.sample(
-                name, dist.Normal(y * pyro.param("a", torch.tensor(0.5)), 1.0),
-                infer={"is_auxiliary": kind == "Delta"},
-            )  # fmt: skip
-            if kind == "Delta":
-                log_density = -stretch.log().expand_as(u)
-                pyro.sample("z", dist.Delta(stretch * u, log_density=log_density))
-            else:
-                pyro.factor("w", stretch * u, has_rsample=True)
-
-    assert math.isfinite(PartiallyCollapsedIWELBO(K=3).loss_and_grads(case.model, guide, Y))
-    site = "z" if kind == "Delta" else "w"
-    with pytest.raises(NotImplementedError, match=f"local site '{site}' .*TransformedDistribution"):
-        DRegIWELBO(K=3).loss_and_grads(case.model, guide, Y)
-
-
-def test_dreg_refuses_a_flow_without_an_inverse():
-    def model():
-        with pyro.plate("data", 3):
-            z = pyro.sample("z", dist.Normal(torch.zeros(2), 1.0).to_event(1))
-            pyro.sample("y", dist.Normal(z.sum(-1), 1.0), obs=torch.ones(3))
-
-    planar = dist.transforms.planar(2)
-
-    def guide():
-        pyro.module("planar", planar)
-        with pyro.plate("data", 3):
-            base = dist.Normal(torch.zeros(3, 2), 1.0).to_event(1)
-            pyro.sample("z", dist.TransformedDistribution(base, [planar]))
-
-    assert math.isfinite(PartiallyCollapsedIWELBO(K=3).loss_and_grads(model, guide))
-    with pytest.raises(NotImplementedError, match=r"'z' .* flow without an inverse"):
-        DRegIWELBO(K=3).loss_and_grads(model, guide)
-
-
-def test_dreg_refuses_dependent_draws_of_different_scales():
-    case = CASES["hierarchical guide"]()
-
-    def guide(y):
-        with pyro.plate("data", len(y)):
-            with poutine.scale(scale=0.5):
-                z1 = pyro.sample("z1", dist.Normal(pyro.param("a", torch.tensor(0.3)) * y, 1.0))
-            pyro.sample("z2", dist.Normal(z1, 1.0))
-
-    assert math.isfinite(
-        PartiallyCollapsedIWELBO(K=3).loss_and_grads(case.model, guide, *case.args)
-    )
-    with pytest.raises(NotImplementedError, match=r"\['z1', 'z2'\] depend on each other"):
-        DRegIWELBO(K=3).loss_and_grads(case.model, guide, *case.args)
-
-
-def test_dreg_refuses_dependent_draws_of_different_masks_that_the_model_reads():
-    case = CASES["hierarchical guide"]()
-
-    def guide(y, hide=False):
-        with pyro.plate("data", len(y)):
-            with poutine.mask(mask=torch.tensor([False, True])):
-                z1 = pyro.sample("z1", dist.Normal(pyro.param("a", torch.tensor(0.3)) * y, 1.0))
-            pyro.sample("z2", dist.Normal(z1, 1.0))
-
-    with pytest.raises(NotImplementedError, match="'z1' is masked, but the model reads"):
-        DRegIWELBO(K=3).loss_and_grads(case.model, guide, *case.args)
 
 
 def test_sequences_of_different_lengths():
@@ -637,17 +436,6 @@ def test_sequences_of_different_lengths():
         assert abs(mean - found[0][0]) < 4 * (variance + found[0][1]).sqrt()
 
 
-def test_dreg_refuses_a_learned_scale():
-    case = vae()
-
-    def guide(y):
-        with poutine.scale(scale=pyro.param("scale", torch.tensor(0.5))):
-            case.guide(y)
-
-    with pytest.raises(NotImplementedError, match="'z' is scaled by a tensor with a gradient"):
-        DRegIWELBO(K=3).loss_and_grads(case.model, guide, Y)
-
-
 def test_dreg_refuses_a_draw_on_the_edge():
     case = CASES["flow"]()
 
@@ -659,42 +447,6 @@ def test_dreg_refuses_a_draw_on_the_edge():
 
     with pyro.validation_enabled(False), pytest.raises(ValueError, match="'z' is not finite"):
         DRegIWELBO(K=3).loss_and_grads(case.model, guide, Y)
-
-
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_refuses_a_global_site_that_reads_a_local_draw(estimator):
-    def sites(observe):
-        with pyro.plate("data", 4):
-            z = pyro.sample("z", dist.Normal(0.0, 1.0))
-            if observe:
-                pyro.sample("y", dist.Normal(z, 1.0), obs=Y)
-        pyro.sample("g", dist.Normal(z.mean(-1), 1.0))
-
-    with pytest.raises(NotImplementedError, match=r"Site 'g' .* depends on the local .* 'z'"):
-        estimator(K=2).loss(lambda: sites(True), lambda: sites(False))
-
-
-def test_refuses_two_targets_with_a_global_that_is_read():
-    case = with_global()
-    loss = DRegIWELBO(K=2, num_particles=2, piwae=True)
-    with pytest.raises(NotImplementedError, match=r"'z' depends on the global .* 'mu'.*PIWAE"):
-        loss.loss(case.model, case.guide, Y)
-
-
-def test_refuses_a_joint_autoguide_beside_another_one():
-    """Whatever the sizes of the sites: simplexes have fewer free dimensions than elements."""
-
-    def model():
-        with pyro.plate("data", 4):
-            p = pyro.sample("p", dist.Dirichlet(torch.ones(3)))
-            w = pyro.sample("w", dist.Normal(0.0, 1.0))
-            pyro.sample("y", dist.Normal(p[..., 0] + w, 1.0), obs=Y)
-
-    guide = AutoGuideList(model)
-    guide.append(AutoDiagonalNormal(poutine.block(model, expose=["p"])))
-    guide.append(AutoNormal(poutine.block(model, expose=["w"])))
-    with pytest.raises(NotImplementedError, match=r"'p' as a part of '_AutoGuideList\.0_latent'"):
-        PartiallyCollapsedIWELBO(K=3).loss(model, guide)
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
@@ -764,97 +516,13 @@ def test_plates_that_get_deeper():
         assert math.isfinite(loss.loss(model, guide, depth))
 
 
-def test_refuses_a_site_that_is_conditioned_on_and_still_drawn():
+def test_a_site_that_is_conditioned_on_may_be_blocked():
     case = CASES["hierarchical guide"]()
     model = poutine.condition(case.model, data={"z1": torch.zeros(2)})
-    with pytest.raises(NotImplementedError, match="observed site 'z1' stands in the guide too"):
-        DRegIWELBO(K=3).loss(model, case.guide, *case.args)
     fine = poutine.block(case.guide, hide=["z1"])
     assert math.isfinite(DRegIWELBO(K=3).loss_and_grads(model, fine, *case.args))
 
 
-def test_refuses_crossing_plates():
-    def sites(observe):
-        rows, columns = pyro.plate("rows", 3, dim=-2), pyro.plate("columns", 2, dim=-1)
-        with rows:
-            a = pyro.sample("a", dist.Normal(0.0, 1.0))
-        with columns:
-            b = pyro.sample("b", dist.Normal(0.0, 1.0))
-        if observe:
-            with rows, columns:
-                pyro.sample("y", dist.Normal(a + b, 1.0), obs=torch.zeros(3, 2))
-
-    with pytest.raises(
-        NotImplementedError, match="'b' and the local latent site 'a' have no plate"
-    ):
-        DRegIWELBO(K=2).loss(lambda: sites(True), lambda: sites(False))
-
-
-def test_refuses_sequential_plates_in_different_orders():
-    def sites(order, observe):
-        for i, n in zip(pyro.plate("data", 3), order, strict=True):
-            z = pyro.sample(f"z{n}", dist.Normal(float(i), 1.0))
-            if observe:
-                pyro.sample(f"y{n}", dist.Normal(z, 1.0), obs=torch.zeros(()))
-
-    with pytest.raises(NotImplementedError, match=r"'z\d' stands in iteration .* one order"):
-        DRegIWELBO(K=2).loss(lambda: sites((0, 1, 2), True), lambda: sites((2, 1, 0), False))
-
-
-def test_refuses_plates_that_change_from_run_to_run():
-    runs = [0]
-
-    def sites(observe):
-        runs[0] += 1
-        with pyro.plate(f"plate_{runs[0] // 2}", 3):
-            z = pyro.sample("z", dist.Normal(0.0, 1.0))
-            if observe:
-                pyro.sample("y", dist.Normal(z, 1.0), obs=torch.zeros(3))
-
-    def model():
-        runs[0] -= 1  # in the plate of the guide's run
-        sites(True)
-        runs[0] += 1
-
-    with pytest.raises(NotImplementedError, match="differ between two runs"):
-        DRegIWELBO(K=2).loss(model, lambda: sites(False))
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ({"beta": -0.1}, "beta must be between 0 and 1"),
-        ({"beta": 1.5}, "beta must be between 0 and 1"),
-        ({"beta": math.nan}, "beta must be between 0 and 1"),
-        ({"beta": "a"}, "beta must be between 0 and 1"),
-        ({"alpha": 1.0}, "alpha must be at least 0 and below 1.* beta=1"),
-        ({"alpha": math.nan}, "alpha must be at least 0"),
-        ({"chunk_size": 0}, "chunk_size must be at least 1"),
-        ({"chunk_size": 2.5}, "chunk_size must be an integer"),
-    ],
-)
-def test_bad_options(option, message):
-    with pytest.raises(ValueError, match=message):
-        DRegIWELBO(K=2, **option)
-
-
-def test_refuses_powers_with_two_targets():
-    with pytest.raises(NotImplementedError, match="alpha and piwae together"):
-        DRegIWELBO(K=2, alpha=0.5, piwae=True)
-
-
-def test_refuses_plated_latents_beside_observations_without_a_plate():
-    def model():
-        with pyro.plate("data", 3):
-            z = pyro.sample("z", dist.Normal(0.0, 1.0))
-        pyro.sample("y", dist.Normal(z, 1.0).to_event(1), obs=torch.zeros(3))
-
-    with pytest.raises(NotImplementedError, match="Site 'y' and the local latent site 'z'"):
-        DRegIWELBO(K=2).loss(model, normal_guide("z"))
-
-
-def test_refuses_too_few_dimensions():
+def test_there_may_be_fewer_plates_than_was_said():
     case = vae()
-    with pytest.raises(ValueError, match="max_plate_nesting is 0"):
-        DRegIWELBO(K=2, max_plate_nesting=0).loss(case.model, case.guide, Y)
     assert math.isfinite(DRegIWELBO(K=2, max_plate_nesting=3).loss(case.model, case.guide, Y))

@@ -15,6 +15,7 @@ from pyro.infer.reparam import LocScaleReparam
 
 from pyro_dgp import DRegIWELBO, PartiallyCollapsedIWELBO
 from pyro_dgp.infer import dependence
+from tests.infer.estimates import mean_of
 
 pytestmark = pytest.mark.statistical
 
@@ -176,12 +177,6 @@ class LinearGaussian:
         }
         model = poutine.reparam(self.model, config=config)
         return model, AutoNormal(model, init_loc_fn=init_to_mean, init_scale=0.9)
-
-
-def mean_of(loss, model, guide, num_draws):
-    with torch.no_grad():
-        values = torch.tensor([-loss.loss(model, guide) for _ in range(num_draws)])
-    return values.mean().item(), values.std().item() / num_draws**0.5
 
 
 @pytest.mark.parametrize("seed", range(60))

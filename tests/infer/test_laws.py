@@ -3,8 +3,6 @@
 And the known wrong estimators, each of which a law must reject.
 """
 
-from functools import cache
-
 import pyro
 import pytest
 import torch
@@ -13,6 +11,7 @@ from torch.distributions import Normal
 
 from pyro_dgp import DRegIWELBO, PartiallyCollapsedIWELBO
 from pyro_dgp.infer import bounds, densities, paths, roles, samples
+from tests.infer.estimates import LIMIT, ciwae, draws, estimates, exact, scores, slope, z_score
 from tests.infer.models import CASES, TWO_INIT, hierarchical, log_mean_exp, vae
 
 pytestmark = pytest.mark.statistical
@@ -20,53 +19,6 @@ pytestmark = pytest.mark.statistical
 ESTIMATORS = [PartiallyCollapsedIWELBO, DRegIWELBO]
 both = pytest.mark.parametrize("estimator", ESTIMATORS)
 everywhere = pytest.mark.parametrize("name", CASES)
-
-# Of some 2,000 scores the largest is expected near 3.5.
-LIMIT = 4.5
-
-
-def estimates(case, loss, num_draws):
-    """Values of the bound [num_draws] and its gradients [num_draws, ...] by parameter."""
-    parameters, values = case.setup(), []
-    grads = {name: [] for name in parameters}
-    for _ in range(num_draws):
-        values.append(-loss.loss_and_grads(case.model, case.guide, *case.args))
-        for name, p in parameters.items():
-            grads[name].append(torch.zeros_like(p) if p.grad is None else -p.grad.clone())
-            p.grad = None
-    return torch.tensor(values), {name: torch.stack(g) for name, g in grads.items()}
-
-
-def z_score(x, expected):
-    """Largest distance of a sample mean to its expectation in standard errors.
-
-    Rounding counts as none.
-    """
-    error = x.std(0) / len(x) ** 0.5
-    return ((x.mean(0) - expected).abs() / (error + 1e-9)).max().item()
-
-
-def scores(found, expected):
-    (values, grads), (value, gradient) = found, expected
-    return {"bound": z_score(values, value)} | {
-        name: z_score(grads[name], gradient[name]) for name in grads
-    }
-
-
-@cache
-def exact(name, K):
-    return CASES[name]().exact_gradient(K)
-
-
-def draws(case, loss, num_draws=None):
-    """Many estimates: in one evaluation, unless those would share a draw."""
-    if case.iid:
-        loss.num_particles, usual = 800, 60
-    elif case.shared:
-        loss.num_particles, usual = 50, 300
-    else:  # global draws are of each estimate
-        loss.num_particles, usual = 250, 60
-    return estimates(case, loss, num_draws or usual)
 
 
 @pytest.mark.parametrize(
@@ -183,10 +135,6 @@ def test_chunks_are_exact(estimator, name):
 
 
 # Other bounds.
-
-
-def ciwae(beta):
-    return lambda log_w, dim: beta * log_w.mean(dim) + (1 - beta) * log_mean_exp(log_w, dim)
 
 
 @pytest.mark.parametrize("beta", [0.3, 1.0])
@@ -446,9 +394,3 @@ def test_order_of_the_signal_to_noise_ratio_in_K(estimator, alpha, orders):
             log_snr[name].append(0.5 * ((mean**2 - var / 300) / var).log())
     slopes = {name: slope(samples, log_snr[name]) for name in orders}
     assert slopes == pytest.approx(orders, abs=0.12)
-
-
-def slope(x, log_y):
-    log_x = torch.tensor(x).log()
-    log_x = log_x - log_x.mean()
-    return ((log_x * torch.stack(log_y)).sum() / log_x.square().sum()).item()

@@ -180,13 +180,6 @@ def test_both_step_sizes_fall_along_one_cosine():
     np.testing.assert_allclose(sizes[:10], 5 * np.array(rates[:10]))
 
 
-def test_layers_of_another_model_are_refused():
-    mine, other = sparse_gp(), sparse_gp()
-    optim = NaturalGradient(other.layers[0], Nothing())
-    with pytest.raises(ValueError, match=r"q\(u\) of a GPLayer .* is not among the parameters"):
-        SVI(mine.model, mine.guide, optim, loss=PartiallyCollapsedIWELBO(K=1)).step(X, Y)
-
-
 def test_a_scale_without_constraint():
     class Layer(torch.nn.Module):
         def __init__(self):
@@ -199,20 +192,3 @@ def test_a_scale_without_constraint():
     NaturalGradient(layer, Nothing(), lr=0.5)([layer.u_loc, layer.u_scale_tril])
     torch.testing.assert_close(layer.u_loc.detach(), torch.tensor([[0.5, 1.0]]))
     assert layer.u_scale_tril.equal(torch.eye(2).unsqueeze(0))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"lr": 0.0}, "lr must be positive"),
-        ({"decay": -1.0}, "decay must be positive"),
-        ({"decay_steps": 0}, "decay_steps must be positive"),
-        ({"annealing_steps": 0}, "annealing_steps must be positive"),
-        ({"layers": []}, "layers is empty"),
-        ({"layers": [torch.nn.Linear(1, 1)]}, r"layers\[0\] \(Linear\) has no parameter u_loc"),
-    ],
-)
-def test_bad_arguments(options, message):
-    arguments = {"layers": sparse_gp().layers[0], "optim": Nothing()} | options
-    with pytest.raises(ValueError, match=message):
-        NaturalGradient(**arguments)

@@ -10,8 +10,9 @@ from torch.distributions import Normal
 from pyro_dgp import DRegIWELBO, GDRegIWELBO
 from pyro_dgp.infer import bounds, priors
 from pyro_dgp.infer.priors import drawn_by
-from tests.infer.models import CASES, Case, Y, expectation, grid, log_mean_exp, parameters
-from tests.infer.test_laws import LIMIT, ciwae, draws, estimates, exact, scores, slope
+from tests.infer.estimates import LIMIT, ciwae, draws, estimates, exact, scores, slope
+from tests.infer.models import CASES, Case, Y, expectation, log_mean_exp, parameters
+from tests.quadrature import grid
 
 pytestmark = pytest.mark.statistical
 
@@ -78,7 +79,7 @@ def hierarchy() -> Case:
             pyro.sample("z1", dist.Normal(0.5 * z2 + p["b"], 0.8))
 
     def exact(p, K, mean):
-        nodes, weights = grid(2 * K, {1: 40, 2: 18}[K])
+        nodes, weights = grid(2 * K)
         yn = y.reshape(-1, 1, 1)
         q2 = Normal(p["a"] * yn, p["log_c"].exp())
         z2 = q2.mean + q2.stddev * nodes[:, :K]
@@ -95,7 +96,7 @@ def hierarchy() -> Case:
 
 def one_latent(log_joint):
     def exact(p, K, mean):
-        nodes, weights = grid(K, {1: 60, 2: 40, 3: 24}[K])
+        nodes, weights = grid(K)
         y = Y.reshape(-1, 1, 1)
         q = Normal(p["a"] * y + p["b"], p["log_c"].exp())
         z = q.mean + q.stddev * nodes
@@ -274,52 +275,6 @@ def test_points_made_of_a_draw_keep_the_ordinary_gradient():
             pyro.sample("z", dist.Delta(u + 0.1, log_density=torch.zeros_like(u)))
 
     assert same_gradients(case.model, guide, case.args, ["m", "log_t", "a", "log_c"])
-
-
-@pytest.mark.parametrize(
-    "prior",
-    [
-        lambda p: dist.Gamma(p, 1.0),
-        lambda p: dist.TransformedDistribution(dist.Gamma(p, 1.0), [transforms.ExpTransform()]),
-        lambda p: dist.StudentT(p, 0.0, 1.0),
-    ],
-)
-def test_priors_of_which_no_path_is_known_are_refused(prior):
-    pyro.clear_param_store()
-
-    def model(y):
-        with pyro.plate("data", len(y)):
-            z = pyro.sample("z", prior(pyro.param("p", torch.tensor(2.0))))
-            pyro.sample("y", dist.Normal(z, 1.0), obs=y)
-
-    def guide(y):
-        with pyro.plate("data", len(y)):
-            pyro.sample("z", dist.LogNormal(pyro.param("a", torch.tensor(1.0)), 0.1))
-
-    loss = GDRegIWELBO(K=2)
-    loss.loss(model, guide, Y)
-    with pytest.raises(NotImplementedError, match=r"local site 'z'.*use DRegIWELBO"):
-        loss.loss_and_grads(model, guide, Y)
-
-
-def test_a_prior_that_would_not_draw_this_is_an_error():
-    """In the range of a saturated transform there is no noise."""
-    case = normal_prior()
-
-    def model(y):
-        p = parameters(INIT)
-        with pyro.plate("data", len(y)):
-            gumbel = dist.Gumbel(p["m"], p["log_t"].exp())
-            z = pyro.sample("z", gumbel)
-            pyro.sample("y", dist.Normal(z, 1.0), obs=y)
-
-    with pytest.raises(FloatingPointError, match="'z' would not draw"):
-        GDRegIWELBO(K=2).loss_and_grads(model, case.guide, 200 + Y)
-
-
-def test_two_targets_are_refused():
-    with pytest.raises(NotImplementedError, match="piwae"):
-        GDRegIWELBO(K=2, num_particles=2, piwae=True)
 
 
 # How a prior draws.

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch.distributions import Bernoulli, Normal
 
-from pyro_dgp import VIMCOIWELBO, DRegIWELBO, PartiallyCollapsedIWELBO
+from pyro_dgp import VIMCOIWELBO
 from pyro_dgp.infer.bounds import Bound
-from tests.infer.models import grid, log_mean_exp, parameters, vae
-from tests.infer.test_laws import LIMIT, estimates, exact, scores, z_score
+from tests.infer.estimates import LIMIT, estimates, exact, scores, z_score
+from tests.infer.models import log_mean_exp, parameters, vae
+from tests.quadrature import grid
 
 Y = torch.tensor([0.7, -1.2], dtype=torch.float64)
 INIT = {"theta": 0.3, "log_s": -0.2, "a": 0.5, "b": 0.1, "c": 0.4, "log_d": -0.3}
@@ -45,7 +46,7 @@ def reversed_guide(y):
 
 def expected_bound(p, K, mean, is_reversed):
     """Over all values of s_1, ..., s_K and by quadrature over z_1, ..., z_K."""
-    nodes, weights = grid(K, {2: 40, 3: 20}[K])
+    nodes, weights = grid(K)
     y, total = Y.reshape(-1, 1, 1), 0.0
     for values in itertools.product((0.0, 1.0), repeat=K):
         s = torch.tensor(values)
@@ -172,27 +173,3 @@ def test_categorical_draws():
     assert values.mean().item() == pytest.approx(evidence, abs=0.02)
     found = pyro.param("logits").softmax(1).detach()
     assert (found - log_joint.softmax(1)).abs().max() < 0.2
-
-
-def test_what_is_refused():
-    with pytest.raises(ValueError, match="K must be at least 2"):
-        VIMCOIWELBO(K=1)
-    with pytest.raises(NotImplementedError, match="piwae=True has no scores"):
-        VIMCOIWELBO(K=2, piwae=True)
-    for estimator in (PartiallyCollapsedIWELBO, DRegIWELBO):
-        with pytest.raises(NotImplementedError, match=r"'s' \(Bernoulli\).*use VIMCOIWELBO"):
-            estimator(K=2).loss(switch_model, switch_guide, Y)
-
-    def model():
-        s = pyro.sample("s", dist.Bernoulli(0.5))
-        with pyro.plate("data", 2):
-            z = pyro.sample("z", dist.Normal(s, 1.0))
-            pyro.sample("y", dist.Normal(z, 1.0), obs=Y)
-
-    def guide():
-        pyro.sample("s", dist.Bernoulli(0.5))
-        with pyro.plate("data", 2):
-            pyro.sample("z", dist.Normal(0.0, 1.0))
-
-    with pytest.raises(NotImplementedError, match=r"'s' \(Bernoulli\).*TraceGraph_ELBO"):
-        VIMCOIWELBO(K=2).loss(model, guide)

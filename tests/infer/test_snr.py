@@ -296,36 +296,6 @@ def test_chunks_of_draws():
         torch.testing.assert_close(profile.std["a"], profile.draws["a"].std())
 
 
-# Refusals.
-
-
-def test_refusals():
-    case = vae()
-    with pytest.raises(ValueError, match="num_draws must be at least 20"):
-        SNRProfiler(case.model, case.guide, DRegIWELBO(K=3), 10)
-    with pytest.raises(ValueError, match="chunk_size must be at least 1"):
-        SNRProfiler(case.model, case.guide, DRegIWELBO(K=3), chunk_size=0)
-    for sites, message in ((["nothing"], "sites has 'nothing'.*there are: .*theta"), ([], "empty")):
-        with pytest.raises(ValueError, match=message):
-            SNRProfiler(case.model, case.guide, DRegIWELBO(K=3), sites=sites).run(*case.args)
-    profile = SNRProfiler(case.model, case.guide, DRegIWELBO(K=3), 40).run(*case.args)
-    with pytest.raises(ValueError, match="sites has 'x'"):
-        profile.mean_snr(["x"])
-    with pytest.raises(ValueError, match="level must be between 0 and 1"):
-        profile.interval(1.5)
-
-
-def test_refuses_what_has_no_parameters():
-    model, _ = toy()
-
-    def guide():
-        with pyro.plate("data", 1):
-            pyro.sample("z", dist.Normal(0.0, 1.0))
-
-    with pytest.raises(ValueError, match="no parameters in the param store"):
-        SNRProfiler(model, guide, DRegIWELBO(K=2)).run()
-
-
 @pytest.mark.parametrize("debiased", [False, True])
 def test_jackknife_against_profiles_of_the_draws_that_are_left(debiased):
     case = vae()

@@ -83,16 +83,6 @@ def test_rows_are_drawn_in_proportion_to_their_weights():
     assert not rows[0].equal(rows[1])
 
 
-@pytest.mark.parametrize(
-    ("weights", "match"),
-    [([1.0] * 9, "one per row"), ([-1.0] + [1.0] * 9, "non-negative"), ([0.0] * 10, "not all 0"),
-     ([float("nan")] * 10, "non-negative and finite")],
-)  # fmt: skip
-def test_bad_weights(weights, match):
-    with pytest.raises(ValueError, match=match):
-        run(weights=torch.tensor(weights))
-
-
 @pytest.mark.parametrize("batch_size", [None, 10, 99])
 def test_all_rows_at_once(batch_size):
     stream = minibatches((Y,), batch_size, seed=0)
@@ -204,19 +194,3 @@ def test_a_gradient_that_is_not_finite_names_the_parameter():
     with pytest.raises(NonFiniteError, match="Step 0: the gradient is not finite at scale"):
         fit(bad_model, guide, DRegIWELBO(K=3), (Y,), num_steps=5, progress=False)
     assert pyro.param("scale").item() == 0
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "match"),
-    [
-        ({"num_steps": -1}, "num_steps must not"),
-        ({"num_steps": 1, "batch_size": 0}, "batch_size must be"),
-        ({"num_steps": 1, "data": (Y, Y[:3])}, r"\[10, 3\]"),
-        ({"num_steps": 1, "data": (Y[:0],)}, "positive number of rows"),
-        ({"num_steps": 1, "data": ()}, "positive number of rows"),
-    ],
-)
-def test_bad_arguments(kwargs, match):
-    arguments = {"data": (Y,), "progress": False} | kwargs
-    with pytest.raises(ValueError, match=match):
-        fit(model, guide, DRegIWELBO(K=2), **arguments)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from pyro_dgp.table.cells import Conventions, typed
 from pyro_dgp.table.reading import Table, read_table
+from tests.refusals import refusals
 
 
 def table(separator=";", **columns):
@@ -91,34 +92,19 @@ def test_thousands_or_decimals():
     assert conventions.decimal == ","
     frame, _, _ = typed(table(x=doubtful, y=["0.5", "1.5"]), Conventions())
     assert frame["x"].tolist() == [1234, 5678]
-    with pytest.raises(ValueError, match=r"'x' has numbers such as 1,234.*--decimal"):
-        read(doubtful)
     assert read(doubtful, Conventions(decimal=","))[0].tolist() == [1.234, 5.678]
     assert read(doubtful, separator=",")[0].tolist() == [1234, 5678]
     assert read(doubtful, usual=Conventions(decimal=","))[0].tolist() == [1.234, 5.678]
-    with pytest.raises(ValueError, match=r"Of the columns 'x' and 'y', one has decimal points"):
-        typed(table(x=["0.5", "1"], y=["0,5", "1"]), Conventions())
-    with pytest.raises(ValueError, match=r"--decimal must be . or ,"):
-        Conventions(decimal="x")
 
 
 def test_a_mistake_does_not_make_a_column_of_texts():
     values = [f"{i}.5" for i in range(50)]
     values[7], values[9] = "12O", "abc"
-    match = (
-        r"in 2 of 50 rows: line 9 '12O', line 11 'abc'.*--missing '12O' 'abc'.*--categorical 'x'"
-    )
-    with pytest.raises(ValueError, match=match):
-        read(values)
     assert read(values, categorical=["x"])[0].tolist() == values
     found, _ = read(values, Conventions(missing=["12O", "abc"]))
     assert np.flatnonzero(found.isna()).tolist() == [7, 9]
     found, _ = read(values, lenient=["x"])
     assert np.flatnonzero(found.isna()).tolist() == [7, 9]
-    with pytest.raises(ValueError, match="'x' holds numbers, but not in 1 of 2 rows"):
-        read(["1", "a"], numeric=["x"])
-    with pytest.raises(ValueError, match=r"no column 'z'. The columns are x"):
-        read(["1"], numeric=["z"])
 
 
 @pytest.mark.parametrize(
@@ -141,49 +127,18 @@ def test_dates(texts, first):
 
 
 def test_days_or_months_first():
-    with pytest.raises(ValueError, match=r"such as 3/4/2021.*--dates dmy or --dates mdy"):
-        read(["3/4/2021", "5/6/2021"])
     assert read(["3/4/2021"], Conventions(dates="dmy"))[0][0] == pd.Timestamp("2021-04-03")
     assert read(["3/4/2021"], usual=Conventions(dates="mdy"))[0][0] == pd.Timestamp("2021-03-04")
     # One column tells for another.
     frame, _, _ = typed(table(a=["31/12/2020"], b=["3/4/2021"]), Conventions())
     assert frame["b"][0] == pd.Timestamp("2021-04-03")
-    with pytest.raises(ValueError, match=r"not in 1 of 2 rows: line 2 '31.2.2021'"):
-        read(["31.2.2021", "1.1.2021"])
-    with pytest.raises(ValueError, match="'x' holds dates, but not in 1 of 2 rows: line 3 'soon'"):
-        read(["2021-03-04", "soon"], dates=["x"])
-
-
-def test_a_column_is_of_one_kind():
-    with pytest.raises(ValueError, match="cannot be numeric and categorical at once"):
-        read(["1"], numeric=["x"], categorical=["x"])
 
 
 def test_dates_against_what_was_said():
-    late = ["13/04/2021", "2/6/2021"]
-    match = r"dates such as 13/04/2021, in which the day does not stand where --dates mdy has it"
-    with pytest.raises(ValueError, match=match + r"\."):
-        read(late, Conventions(dates="mdy"))
-    with pytest.raises(ValueError, match=match + ", as in the training rows"):
-        read(late, usual=Conventions(dates="mdy"))
     assert read(["12.10.2021"], Conventions(dates="mdy"))[0][0] == pd.Timestamp("2021-12-10")
-    with pytest.raises(ValueError, match=r"'x' holds dates, but not in 1 of 40 rows: .* 'unknown'"):
-        read([*(f"2021-01-{1 + i % 28}" for i in range(39)), "unknown"])
 
 
-def test_one_cell_does_not_decide_on_decimals():
-    american = [f"{i},{100 + i}" for i in range(1, 40)]
-    with pytest.raises(ValueError, match="in 1 of 40 rows: line 41 '12,34'"):
-        read([*american, "12,34"], separator=",")
-    with pytest.raises(ValueError, match="not clear whether thousands or decimals"):
-        read([*(v.replace(",", ".") for v in american), "1.23"])
-
-
-def test_mostly_numbers():
-    """Texts that stand for missing ones are asked after, not taken for a category of many."""
-    values = [f"{i}.5" if i % 4 else "unknown" for i in range(40)]
-    with pytest.raises(ValueError, match="'x' holds numbers, but not in 10 of 40 rows"):
-        read(values)
+def test_half_numbers():
     _, notes = read(["10", "20", "l0"] * 5)
     assert notes[0].startswith("Column 'x' is taken for texts, because of 'l0' beside numbers")
 
@@ -200,8 +155,6 @@ def test_what_training_rows_say_holds_later():
     # Nothing has told of decimals, so nothing stands for later.
     _, conventions, _ = typed(table(",", x=["1", "2"]), Conventions())
     assert conventions.decimal is None
-    with pytest.raises(ValueError, match="--decimal"):
-        read(["1,237", "2,374"], usual=conventions)
 
 
 def test_columns_that_are_empty():
@@ -298,3 +251,94 @@ def test_a_table_in_any_dialect_is_the_plain_one(
     assert conventions.decimal == mark
     assert found["größe"].tolist() == numbers
     assert found["city"].tolist() == [cities[i % 3] for i in range(len(numbers))]
+
+
+# What is asked, or refused
+
+
+def reading(values, conventions=None, **options):
+    return lambda: read(values, conventions, **options)
+
+
+def typing(**columns):
+    return lambda: typed(table(**columns), Conventions())
+
+
+HALVES = [f"{i}.5" for i in range(50)]
+AMERICAN = [f"{i},{100 + i}" for i in range(1, 40)]
+TEXTS = "in 2 of 50 rows: line 9 '12O', line 11 'abc'"
+OTHER_DATES = "dates such as 13/04/2021, in which the day does not stand where --dates mdy has it"
+
+
+@refusals(
+    {
+        "thousands or decimals": (
+            reading(["1,234", "5,678"]), ValueError, r"'x' has numbers such as 1,234.*--decimal"
+        ),
+        "decimal points and commas": (
+            typing(x=["0.5", "1"], y=["0,5", "1"]),
+            ValueError, "Of the columns 'x' and 'y', one has decimal points",
+        ),
+        "another sign for decimals": (
+            lambda: Conventions(decimal="x"), ValueError, r"--decimal must be . or ,"
+        ),
+        "thousands or decimals, where training rows have not told": (
+            lambda: read(["1,237", "2,374"], usual=typed(table(",", x=["1"]), Conventions())[1]),
+            ValueError, "--decimal",
+        ),
+        "one cell against all others": (
+            reading([*AMERICAN, "12,34"], separator=","),
+            ValueError, "in 1 of 40 rows: line 41 '12,34'",
+        ),
+        "one decimal among thousands": (
+            reading([*(v.replace(",", ".") for v in AMERICAN), "1.23"]),
+            ValueError, "not clear whether thousands or decimals",
+        ),
+        "two texts among numbers": (
+            reading([*HALVES[:7], "12O", HALVES[8], "abc", *HALVES[10:]]),
+            ValueError, TEXTS + ".*--missing '12O' 'abc'.*--categorical 'x'",
+        ),
+        "a text in a column of numbers": (
+            reading(["1", "a"], numeric=["x"]),
+            ValueError, "'x' holds numbers, but not in 1 of 2 rows",
+        ),
+        "texts that stand for missing numbers": (
+            reading([f"{i}.5" if i % 4 else "unknown" for i in range(40)]),
+            ValueError, "'x' holds numbers, but not in 10 of 40 rows",
+        ),
+        "numbers of a column that is not there": (
+            reading(["1"], numeric=["z"]), ValueError, r"no column 'z'. The columns are x"
+        ),
+        "two kinds at once": (
+            reading(["1"], numeric=["x"], categorical=["x"]),
+            ValueError, "cannot be numeric and categorical at once",
+        ),
+        "days or months first": (
+            reading(["3/4/2021", "5/6/2021"]),
+            ValueError, r"such as 3/4/2021.*--dates dmy or --dates mdy",
+        ),
+        "a day that is not there": (
+            reading(["31.2.2021", "1.1.2021"]),
+            ValueError, r"not in 1 of 2 rows: line 2 '31.2.2021'",
+        ),
+        "a text in a column of dates": (
+            reading(["2021-03-04", "soon"], dates=["x"]),
+            ValueError, "'x' holds dates, but not in 1 of 2 rows: line 3 'soon'",
+        ),
+        "a text among dates": (
+            reading([*(f"2021-01-{1 + i % 28}" for i in range(39)), "unknown"]),
+            ValueError, r"'x' holds dates, but not in 1 of 40 rows: .* 'unknown'",
+        ),
+        "dates against what was said": (
+            reading(["13/04/2021", "2/6/2021"], Conventions(dates="mdy")),
+            ValueError, OTHER_DATES + r"\.",
+        ),
+        "dates against the training rows": (
+            reading(["13/04/2021", "2/6/2021"], usual=Conventions(dates="mdy")),
+            ValueError, OTHER_DATES + ", as in the training rows",
+        ),
+    }
+)  # fmt: skip
+def test_what_is_asked(call, error, words):
+    with pytest.raises(error, match=words):
+        call()

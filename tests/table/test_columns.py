@@ -3,6 +3,7 @@ import pandas as pd
 import pytest
 
 from pyro_dgp.table.columns import Columns, names_of_rows
+from tests.refusals import refusals
 
 FRAME = pd.DataFrame(
     {
@@ -33,8 +34,6 @@ def test_several_targets_and_dropped_columns():
     columns = Columns.of(FRAME, ["price", "size"], drop=["city"])
     assert list(columns.inputs(FRAME)) == ["rooms", "garden"]
     assert columns.target_values(FRAME).shape == (4, 2)
-    with pytest.raises(ValueError, match="named twice"):
-        Columns.of(FRAME, ["price"], drop=["price"])
 
 
 def test_what_is_missing_is_an_input():
@@ -88,8 +87,6 @@ def test_columns_that_do_not_vary_are_left_out():
     columns = Columns.of(frame, ["price"])
     assert columns.constant == ["size", "city", "day", "empty"]
     assert columns.used == ["rooms", "garden"]
-    with pytest.raises(ValueError, match=r"No input column is left.*\(size, city do not vary\)"):
-        Columns.of(frame[["size", "city", "price"]], ["price"])
 
 
 def test_many_categories():
@@ -135,31 +132,62 @@ def test_names_of_rows():
     assert names_of_rows(frame.iloc[:10]) == {}
 
 
-@pytest.mark.parametrize(
-    ("frame", "match"),
-    [
-        (FRAME.assign(price=["a", "b", "c", "d"]), "'price' must hold numbers.* 'a', 'b', 'c'"),
-        (FRAME.assign(price=pd.Timestamp("2020-01-01")), "'price' must hold numbers.*dates"),
-        (FRAME.assign(price=[1, 2, np.inf, 3]), "'price' is infinite in 1 row"),
-        (FRAME.assign(size=[1, 2, np.inf, 3]), "'size' is infinite in 1 row"),
-        (FRAME.assign(city_Oslo=[1.0, 2, 3, 4]), "would be called 'city_Oslo'"),
-        (FRAME[["price"]], "No input column is left"),
-        (FRAME.drop(columns="price"), r"no column 'price'\. The columns are size, rooms"),
-    ],
-)
-def test_tables_that_cannot_be_used(frame, match):
-    with pytest.raises(ValueError, match=match):
-        Columns.of(frame, ["price"]).inputs(frame)
-
-
-def test_new_rows_that_do_not_fit():
-    columns = Columns.of(FRAME, ["price"])
-    with pytest.raises(ValueError, match="has no column 'rooms'"):
-        columns.inputs(FRAME.drop(columns="rooms"))
-    with pytest.raises(ValueError, match="Column 'size' must hold numbers"):
-        columns.inputs(FRAME.assign(size=["a"] * 4))
-
-
 def test_a_typical_row():
     row = Columns.of(FRAME, ["price"]).typical(FRAME)
     assert row.iloc[0].to_dict() == {"size": 3.0, "rooms": 2.0, "garden": 0.5, "city": "Rome"}
+
+
+def inputs(frame):
+    return lambda: Columns.of(frame, ["price"]).inputs(frame)
+
+
+def of_new_rows(frame):
+    return lambda: Columns.of(FRAME, ["price"]).inputs(frame)
+
+
+@refusals(
+    {
+        "a target of texts": (
+            inputs(FRAME.assign(price=["a", "b", "c", "d"])),
+            ValueError, "'price' must hold numbers.* 'a', 'b', 'c'",
+        ),
+        "a target of dates": (
+            inputs(FRAME.assign(price=pd.Timestamp("2020-01-01"))),
+            ValueError, "'price' must hold numbers.*dates",
+        ),
+        "an infinite target": (
+            inputs(FRAME.assign(price=[1, 2, np.inf, 3])),
+            ValueError, "'price' is infinite in 1 row",
+        ),
+        "an infinite input": (
+            inputs(FRAME.assign(size=[1, 2, np.inf, 3])), ValueError, "'size' is infinite in 1 row"
+        ),
+        "a column with the name of a category's": (
+            inputs(FRAME.assign(city_Oslo=[1.0, 2, 3, 4])),
+            ValueError, "would be called 'city_Oslo'",
+        ),
+        "no inputs": (inputs(FRAME[["price"]]), ValueError, "No input column is left"),
+        "no inputs that vary": (
+            lambda: Columns.of(
+                FRAME.assign(size=3.0, city="Oslo")[["size", "city", "price"]], ["price"]
+            ),
+            ValueError, r"No input column is left.*\(size, city do not vary\)",
+        ),
+        "no target": (
+            inputs(FRAME.drop(columns="price")),
+            ValueError, r"no column 'price'\. The columns are size, rooms",
+        ),
+        "a target that is left out": (
+            lambda: Columns.of(FRAME, ["price"], drop=["price"]), ValueError, "named twice"
+        ),
+        "new rows without a column": (
+            of_new_rows(FRAME.drop(columns="rooms")), ValueError, "has no column 'rooms'"
+        ),
+        "new rows of texts": (
+            of_new_rows(FRAME.assign(size=["a"] * 4)), ValueError, "Column 'size' must hold numbers"
+        ),
+    }
+)  # fmt: skip
+def test_what_is_refused(call, error, words):
+    with pytest.raises(error, match=words):
+        call()

@@ -8,6 +8,7 @@ from torch import nn
 
 from pyro_dgp.gp import likelihoods as lik
 from tests.gp.likelihoods.cases import CASES
+from tests.quadrature import even_nodes
 
 # Rounding of the references, and of log densities that are differences of large numbers (as of
 # 1000 trials, log Gamma(1001) = 5912).
@@ -135,10 +136,8 @@ def _categorical_grid():
 
 
 def _categorical_exact(y, loc, var):
-    # The trapezoidal rule, whose error is e^(-2 pi (pi / 5) / 0.3) for a standard deviation of 5.
-    x = np.arange(-6.6, 6.61, 0.3)
-    w = np.exp(-0.5 * x**2)
-    w /= w.sum()
+    # At steps of 0.3 the error is e^(-2 pi (pi / 5) / 0.3) for a standard deviation of 5.
+    x, w = (t.numpy() for t in even_nodes(6.6, 45))
     exact = np.zeros(y.shape)
     for i in np.ndindex(*y.shape[:2]):
         m, s = (np.asarray(t)[(slice(None), *i, 0)] for t in (loc, var.sqrt()))

@@ -12,6 +12,7 @@ from pyro_dgp.gp import likelihoods as lik
 from pyro_dgp.gp.fixed import fixed_copy
 from pyro_dgp.gp.mixture import PredictiveMixture
 from tests.gp.likelihoods.cases import CASES
+from tests.quadrature import even_nodes, gauss_legendre
 
 pytestmark = pytest.mark.statistical
 
@@ -85,9 +86,6 @@ def lattice_points(likelihood):
     return torch.arange(0, last + 1 if last > 0 else 30_000).double()
 
 
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
-
-
 class Line:
     """Targets as a function of t, with panels of nodes of t."""
 
@@ -104,9 +102,8 @@ class Line:
         else:
             edges = np.linspace(-25, 25, 501)
             at, slope = (lambda t: 0.3 + 0.05 * np.sinh(t)), (lambda t: 0.05 * np.cosh(t))
-        half = 0.5 * np.diff(edges)[:, None]
-        t = (0.5 * (edges[1:] + edges[:-1]))[:, None] + half * _NODES
-        self.weights = torch.tensor(half * _WEIGHTS * slope(t))
+        t, w = (t.numpy() for t in gauss_legendre(edges, 8))
+        self.weights = torch.tensor(w * slope(t))
         self.y, self.ends = torch.tensor(at(t)), torch.tensor(at(edges))
 
 
@@ -356,9 +353,7 @@ def test_categorical_probabilities_are_the_softmaxs_means():
     var = torch.tensor([[0.3, 1e-6, 4.0], [0.3, 1e-6, 1.0], [1.0, 1e-6, 9.0]])
     marginal = likelihood.marginal(loc, var)
     torch.testing.assert_close(marginal.probs.sum(-1), torch.ones(3))
-    x = torch.linspace(-6, 6, 49)
-    w = (-0.5 * x.square()).exp()
-    w = w / w.sum()
+    x, w = even_nodes(6.0, 49)
     x = torch.stack(torch.meshgrid(x, x, x, indexing="ij"))
     f = loc[:, :, None, None, None] + var.sqrt()[:, :, None, None, None] * x.unsqueeze(1)
     exact = torch.einsum("cnijk,i,j,k->nc", f.softmax(0), w, w, w)

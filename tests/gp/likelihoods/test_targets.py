@@ -8,6 +8,7 @@ import torch
 
 from pyro_dgp.gp import likelihoods as lik
 from tests.gp.likelihoods.cases import CASES, Laplace
+from tests.refusals import refusals
 
 every_case = pytest.mark.parametrize("name", CASES)
 
@@ -19,110 +20,6 @@ def test_the_cases_own_targets_are_accepted(name):
     likelihood = case.make()
     likelihood.check_covariates(given)
     likelihood.check_targets(y, **given)
-
-
-@pytest.mark.parametrize(
-    ("likelihood", "y", "value"),
-    [
-        (lik.Bernoulli(), [0.0, 0.5, 1.0], "0.5"),
-        (lik.Bernoulli("probit"), [0.0, -1.0, 1.0], "-1"),
-        (lik.Binomial(), [0.0, -2.0], "-2"),
-        (lik.Binomial(), [0.0, 1.5], "1.5"),
-        (lik.Poisson(), [3.0, -1.0], "-1"),
-        (lik.Poisson(), [3.0, 0.25], "0.25"),
-        (lik.NegativeBinomial(), [3.0, -7.0], "-7"),
-        (lik.NegativeBinomial(), [3.0, 0.25], "0.25"),
-        (lik.Categorical(3), [0.0, 3.0], "3"),
-        (lik.Categorical(3), [0.0, -1.0], "-1"),
-        (lik.Categorical(3), [0.0, 1.5], "1.5"),
-        (lik.Ordinal(4), [0.0, 4.0], "4"),
-        (lik.Gamma(), [1.0, 0.0], "0"),
-        (lik.Gamma(), [1.0, -2.0], "-2"),
-        (lik.LogNormal(), [1.0, -0.5], "-0.5"),
-        (lik.Beta(), [0.5, 0.0], "0"),
-        (lik.Beta(), [0.5, 1.0], "1"),
-        (lik.Beta(), [0.5, 1.5], "1.5"),
-        (lik.Rounded(0.5, 0.1), [0.6, 0.85], "0.85"),
-        (lik.ZeroInflated(lik.Gamma()), [0.0, -3.0], "-3"),
-    ],
-)
-def test_an_impossible_target_is_named(likelihood, y, value):
-    inner = getattr(likelihood, "likelihood", likelihood)
-    message = rf"{type(inner).__name__} takes .* 1 of {len(y)} .*first {re.escape(value)}\."
-    with pytest.raises(ValueError, match=message):
-        likelihood.check_targets(torch.tensor(y))
-
-
-def test_more_ones_than_trials_are_named():
-    y, n = torch.tensor([1.0, 4.0]), torch.tensor([2.0, 3.0])
-    with pytest.raises(
-        ValueError, match=r"Binomial takes counts of at most total_count.*first 4\."
-    ):
-        lik.Binomial().check_targets(y, total_count=n)
-    with pytest.raises(ValueError, match="total_count must hold counts"):
-        lik.Binomial().check_covariates({"total_count": torch.tensor([2.0, 4.5])})
-
-
-@pytest.mark.parametrize("kind", [lik.Poisson, lik.NegativeBinomial])
-@pytest.mark.parametrize("exposure", [0.0, -1.0])
-def test_an_exposure_must_be_positive(kind, exposure):
-    with pytest.raises(ValueError, match="exposure must be positive"):
-        kind().check_covariates({"exposure": torch.tensor([1.0, exposure])})
-
-
-def test_covariates_must_be_known_and_there():
-    one = torch.ones(2)
-    with pytest.raises(TypeError, match="Binomial needs 'total_count' per row"):
-        lik.Binomial().check_covariates({})
-    with pytest.raises(TypeError, match="Gamma takes no 'exposure'; per row it takes weight"):
-        lik.Gamma().check_covariates({"exposure": one})
-    with pytest.raises(
-        TypeError, match="Poisson takes no 'time'; per row it takes exposure, weight"
-    ):
-        lik.Poisson().check_covariates({"time": one})
-    with pytest.raises(ValueError, match="weight must not be negative"):
-        lik.Gamma().check_covariates({"weight": -one})
-    lik.Poisson().check_covariates({"weight": one, "exposure": one})
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: lik.Bernoulli("cloglog"), "link must be one of logit, probit"),
-        (lambda: lik.Bernoulli(probability=1.0), "probability must lie between 0 and 1"),
-        (lambda: lik.Bernoulli(probability=torch.tensor([0.5, 0.5])), "probability"),
-        (lambda: lik.Categorical(1), "num_classes"),
-        (lambda: lik.Categorical(3, torch.tensor([0.5, 0.5])), "probs must be 3 positive numbers"),
-        (lambda: lik.Ordinal(3, torch.tensor([0.5, 0.5, 0.0])), "probs must be 3 positive"),
-        (lambda: lik.Poisson(0.0), "rate must be positive"),
-        (lambda: lik.NegativeBinomial(1.0, 0.0), "concentration must be above"),
-        (lambda: lik.Gamma(-1.0), "initial level must be positive"),
-        (lambda: lik.Gamma(1.0, 0.0), "shape must be above"),
-        (lambda: lik.LogNormal(1.0, 0.0), "variance must be above"),
-        (lambda: lik.Beta(1.0), "mean must lie between 0 and 1"),
-        (lambda: lik.Beta(0.5, float("nan")), "concentration must be above"),
-        (lambda: lik.StudentT(0.0), "scale must be above"),
-        (lambda: lik.StudentT(1.0, 1.0), "df must be above 1"),
-        (lambda: lik.Rounded(0.0), "width must be positive"),
-        (lambda: lik.Rounded(1.0, scale=0.0), "scale must be finite and above"),
-        (lambda: lik.HeteroscedasticGaussian(0.0), "noise_variance must be positive"),
-        (lambda: lik.HeteroscedasticGaussian(1.0, -1.0), "noise_scale must be positive"),
-        (lambda: lik.GaussianLikelihood(0.0), "variance must be finite and above"),
-        (lambda: lik.ZeroInflated(lik.Poisson()), "Poisson is discrete"),
-        (lambda: lik.ZeroInflated(lik.Gamma(), probability=0.0), "probability must lie between"),
-        (lambda: lik.Gamma(event_dim=2), "event_dim must be 0 or 1"),
-    ],
-)
-def test_a_bad_argument_is_named(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-def test_something_else_is_no_likelihood():
-    with pytest.raises(TypeError, match="likelihood is a int"):
-        lik.check_likelihood(3)
-    with pytest.raises(TypeError):
-        lik.ZeroInflated("gamma")
 
 
 TARGETS = {
@@ -188,13 +85,6 @@ def test_a_likelihood_is_made_again_from_plain_data(name, columns):
     assert json.dumps(lik.described(again)) == text
 
 
-def test_what_has_no_name_cannot_be_described():
-    with pytest.raises(ValueError, match="Laplace is none of the likelihoods that have a name"):
-        lik.described(Laplace())
-    with pytest.raises(ValueError, match="no likelihood 'cauchy'"):
-        lik.rebuilt({"name": "cauchy"})
-
-
 def _start(name):
     likelihood = lik.LIKELIHOODS[name].for_targets(TARGETS[name].to(torch.get_default_dtype()))
     J = likelihood.num_functions
@@ -228,24 +118,6 @@ def test_they_start_from_what_their_docstrings_say():
     likelihood, loc = _start("heteroscedastic")
     variance = y["heteroscedastic"].var(unbiased=False)
     torch.testing.assert_close(loc[1].exp(), 0.05 * variance)
-
-
-@pytest.mark.parametrize(
-    ("name", "y"),
-    [
-        ("bernoulli", [0.0, 2.0]),
-        ("categorical", [0.0, -1.0]),
-        ("poisson", [-1.0, 2.0]),
-        ("gamma", [0.0, 1.0]),
-        ("beta", [0.0, 0.5]),
-        ("rounded", [1.0, 1.0]),
-        ("rounded", [0.0, 1.0, 2.7182818]),
-        ("categorical", [0.0, 1e9]),
-    ],
-)
-def test_a_likelihood_does_not_start_from_targets_that_it_does_not_take(name, y):
-    with pytest.raises(ValueError):  # noqa: PT011
-        lik.LIKELIHOODS[name].for_targets(torch.tensor(y))
 
 
 @pytest.mark.parametrize(
@@ -283,3 +155,208 @@ def test_functions_of_the_last_layer_get_their_scale_and_their_constants():
     several = lik.Poisson(torch.tensor([1.0, 2.0]), event_dim=1)
     loc, _ = several.functions(torch.zeros(1, 5, 2), torch.ones(1, 5, 2))
     torch.testing.assert_close(loc[0], torch.tensor([1.0, 2.0]).log().expand(5, 2))
+
+
+# What is refused
+
+
+def tensors(values):
+    return {name: torch.tensor(v) for name, v in values.items()}
+
+
+def checked(likelihood, y, **given):
+    return lambda: likelihood.check_targets(torch.tensor(y), **tensors(given))
+
+
+def given(likelihood, **values):
+    """Values per row."""
+    return lambda: likelihood.check_covariates(tensors(values))
+
+
+def started(name, y):
+    return lambda: lik.LIKELIHOODS[name].for_targets(torch.tensor(y))
+
+
+@refusals(
+    {
+        f"{type(likelihood).__name__} of {y}": (
+            checked(likelihood, y),
+            ValueError, rf"{inner} takes .* 1 of {len(y)} .*first {re.escape(value)}\.",
+        )
+        for likelihood, inner, y, value in (
+            (lik.Bernoulli(), "Bernoulli", [0.0, 0.5, 1.0], "0.5"),
+            (lik.Bernoulli("probit"), "Bernoulli", [0.0, -1.0, 1.0], "-1"),
+            (lik.Binomial(), "Binomial", [0.0, -2.0], "-2"),
+            (lik.Binomial(), "Binomial", [0.0, 1.5], "1.5"),
+            (lik.Poisson(), "Poisson", [3.0, -1.0], "-1"),
+            (lik.Poisson(), "Poisson", [3.0, 0.25], "0.25"),
+            (lik.NegativeBinomial(), "NegativeBinomial", [3.0, -7.0], "-7"),
+            (lik.NegativeBinomial(), "NegativeBinomial", [3.0, 0.25], "0.25"),
+            (lik.Categorical(3), "Categorical", [0.0, 3.0], "3"),
+            (lik.Categorical(3), "Categorical", [0.0, -1.0], "-1"),
+            (lik.Categorical(3), "Categorical", [0.0, 1.5], "1.5"),
+            (lik.Ordinal(4), "Ordinal", [0.0, 4.0], "4"),
+            (lik.Gamma(), "Gamma", [1.0, 0.0], "0"),
+            (lik.Gamma(), "Gamma", [1.0, -2.0], "-2"),
+            (lik.LogNormal(), "LogNormal", [1.0, -0.5], "-0.5"),
+            (lik.Beta(), "Beta", [0.5, 0.0], "0"),
+            (lik.Beta(), "Beta", [0.5, 1.0], "1"),
+            (lik.Beta(), "Beta", [0.5, 1.5], "1.5"),
+            (lik.Rounded(0.5, 0.1), "Rounded", [0.6, 0.85], "0.85"),
+            (lik.ZeroInflated(lik.Gamma()), "Gamma", [0.0, -3.0], "-3"),
+        )
+    }
+    | {
+        "more ones than trials": (
+            checked(lik.Binomial(), [1.0, 4.0], total_count=[2.0, 3.0]),
+            ValueError, r"Binomial takes counts of at most total_count.*first 4\.",
+        ),
+        "starting from 2 of one": (
+            started("bernoulli", [0.0, 2.0]), ValueError, "Bernoulli takes targets 0 and 1.*first 2"
+        ),
+        "starting from a negative class": (
+            started("categorical", [0.0, -1.0]), ValueError, "Categorical takes classes.*first -1"
+        ),
+        "starting from a billion classes": (
+            started("categorical", [0.0, 1e9]), ValueError, "number them from 0 without gaps"
+        ),
+        "starting from a negative count": (
+            started("poisson", [-1.0, 2.0]), ValueError, "Poisson takes counts.*first -1"
+        ),
+        "starting from 0": (
+            started("gamma", [0.0, 1.0]), ValueError, "Gamma takes positive targets.*first 0"
+        ),
+        "starting from an end": (
+            started("beta", [0.0, 0.5]), ValueError, "Beta takes targets strictly between.*first 0"
+        ),
+        "starting from one number": (
+            started("rounded", [1.0, 1.0]),
+            ValueError, "Rounded needs at least two different targets",
+        ),
+        "starting from no lattice": (
+            started("rounded", [0.0, 1.0, 2.7182818]),
+            ValueError, r"no lattice.*Give Rounded\(width, origin\)",
+        ),
+    }
+)  # fmt: skip
+def test_impossible_targets(call, error, words):
+    with pytest.raises(error, match=words):
+        call()
+
+
+@refusals(
+    {
+        "trials that are no count": (
+            given(lik.Binomial(), total_count=[2.0, 4.5]),
+            ValueError, "total_count must hold counts",
+        ),
+        "no trials": (
+            given(lik.Binomial()),
+            TypeError, "Binomial needs 'total_count' per row: pass total_count",
+        ),
+        "an exposure of no counts": (
+            given(lik.Gamma(), exposure=[1.0]),
+            TypeError, "Gamma takes no 'exposure'; per row it takes weight",
+        ),
+        "an unknown name": (
+            given(lik.Poisson(), time=[1.0]),
+            TypeError, "Poisson takes no 'time'; per row it takes exposure, weight",
+        ),
+        "a negative weight": (
+            given(lik.Gamma(), weight=[-1.0]), ValueError, "weight must not be negative"
+        ),
+    }
+    | {
+        f"an exposure of {exposure} in {kind.__name__}": (
+            given(kind(), exposure=[1.0, exposure]), ValueError, "exposure must be positive"
+        )
+        for kind in (lik.Poisson, lik.NegativeBinomial)
+        for exposure in (0.0, -1.0)
+    }
+)  # fmt: skip
+def test_impossible_values_per_row(call, error, words):
+    with pytest.raises(error, match=words):
+        call()
+
+
+def test_weights_and_exposures_are_taken():
+    given(lik.Poisson(), weight=[1.0, 1.0], exposure=[1.0, 1.0])()
+
+
+@refusals(
+    {
+        "a link of another name": (
+            lambda: lik.Bernoulli("cloglog"), ValueError, "link must be one of logit, probit"
+        ),
+        "a certain class": (
+            lambda: lik.Bernoulli(probability=1.0),
+            ValueError, "probability must lie between 0 and 1",
+        ),
+        "a probability for each of no outputs": (
+            lambda: lik.Bernoulli(probability=torch.tensor([0.5, 0.5])),
+            ValueError, "probability must lie between 0 and 1",
+        ),
+        "one class": (lambda: lik.Categorical(1), ValueError, "num_classes must be at least 2"),
+        "probabilities of fewer classes": (
+            lambda: lik.Categorical(3, torch.tensor([0.5, 0.5])),
+            ValueError, "probs must be 3 positive numbers",
+        ),
+        "a class of no probability": (
+            lambda: lik.Ordinal(3, torch.tensor([0.5, 0.5, 0.0])),
+            ValueError, "probs must be 3 positive numbers",
+        ),
+        "a rate of 0": (lambda: lik.Poisson(0.0), ValueError, "rate must be positive and finite"),
+        "a concentration of 0": (
+            lambda: lik.NegativeBinomial(1.0, 0.0), ValueError, "concentration must be above 0.001"
+        ),
+        "a negative level": (lambda: lik.Gamma(-1.0), ValueError, "initial level must be positive"),
+        "a shape of 0": (lambda: lik.Gamma(1.0, 0.0), ValueError, "shape must be above 0.001"),
+        "a variance of 0 of logarithms": (
+            lambda: lik.LogNormal(1.0, 0.0), ValueError, "variance must be above 1e-6"
+        ),
+        "a mean at the end": (lambda: lik.Beta(1.0), ValueError, "mean must lie between 0 and 1"),
+        "a concentration that is no number": (
+            lambda: lik.Beta(0.5, float("nan")), ValueError, "concentration must be above 0.001"
+        ),
+        "a scale of 0": (lambda: lik.StudentT(0.0), ValueError, "scale must be above 0.001"),
+        "tails without a mean": (lambda: lik.StudentT(1.0, 1.0), ValueError, "df must be above 1"),
+        "a width of 0": (lambda: lik.Rounded(0.0), ValueError, "width must be positive"),
+        "a scale of 0 before rounding": (
+            lambda: lik.Rounded(1.0, scale=0.0),
+            ValueError, "scale must be finite and above a thousandth",
+        ),
+        "a noise variance of 0": (
+            lambda: lik.HeteroscedasticGaussian(0.0), ValueError, "noise_variance must be positive"
+        ),
+        "a negative noise scale": (
+            lambda: lik.HeteroscedasticGaussian(1.0, -1.0),
+            ValueError, "noise_scale must be positive",
+        ),
+        "a variance of 0": (
+            lambda: lik.GaussianLikelihood(0.0), ValueError, "variance must be finite and above"
+        ),
+        "zeros among counts": (
+            lambda: lik.ZeroInflated(lik.Poisson()),
+            ValueError, "Poisson is discrete: it gives 0.0 a probability already",
+        ),
+        "zeros of no probability": (
+            lambda: lik.ZeroInflated(lik.Gamma(), probability=0.0),
+            ValueError, "probability must lie between 0 and 1",
+        ),
+        "tables of targets": (
+            lambda: lik.Gamma(event_dim=2), ValueError, "event_dim must be 0 or 1"
+        ),
+        "a number": (lambda: lik.check_likelihood(3), TypeError, "likelihood is a int"),
+        "zeros among a name": (lambda: lik.ZeroInflated("gamma"), TypeError, "likelihood is a str"),
+        "a description of one's own": (
+            lambda: lik.described(Laplace()),
+            ValueError, "Laplace is none of the likelihoods that have a name",
+        ),
+        "a description by another name": (
+            lambda: lik.rebuilt({"name": "cauchy"}), ValueError, "no likelihood 'cauchy'"
+        ),
+    }
+)  # fmt: skip
+def test_impossible_arguments(call, error, words):
+    with pytest.raises(error, match=words):
+        call()
