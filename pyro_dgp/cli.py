@@ -151,7 +151,7 @@ def _reproduce(args: argparse.Namespace) -> int:
         return 0
     folder = Path(args.output)
     _check_folder(folder)
-    size = replace(study.size, **given)
+    size = study.size.with_options(**given)
     draw = None if args.no_figure else study.draw
     if draw is not None and _figures() is None:
         draw = None

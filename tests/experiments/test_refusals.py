@@ -29,11 +29,7 @@ def scored(change):
         "another dtype": (of_options(dtype="int8"), ValueError, "dtype must be one of"),
         "another schedule": (
             of_options(schedule="other"),
-            ValueError, "schedule must be one of steps, cosine, not 'other'",
-        ),
-        "a schedule beside natural gradients": (
-            of_options(schedule="cosine", natural_lr=0.01),
-            ValueError, "schedule 'cosine' is for Adam alone",
+            ValueError, "schedule must be one of steps, cosine, fast, not 'other'",
         ),
         "a column of targets": (scored(lambda y: y[:, None]), ValueError, "does not fit X"),
         "fewer targets than rows": (scored(lambda y: y[:5]), ValueError, "does not fit X"),

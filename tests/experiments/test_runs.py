@@ -11,6 +11,7 @@ import torch
 from pyro_dgp import PartiallyCollapsedIWELBO
 from pyro_dgp._files import write_json
 from pyro_dgp.experiments import metrics
+from pyro_dgp.experiments.reproduce.study import Size
 from pyro_dgp.experiments.runs import (
     RunConfig,
     checkpoint_path,
@@ -21,7 +22,7 @@ from pyro_dgp.experiments.runs import (
     train,
 )
 from pyro_dgp.gp import PredictiveMixture
-from pyro_dgp.infer import NonFiniteError
+from pyro_dgp.infer import NaturalGradient, NonFiniteError
 from tests.gp.models import data, small
 
 pytestmark = pytest.mark.whole
@@ -146,6 +147,34 @@ def test_the_learning_rate_may_fall_along_a_cosine():
     name = "variance_unconstrained"
     moved = getattr(after.likelihood, name) - getattr(before.likelihood, name)
     assert moved.item() == pytest.approx(0.15, rel=0.01)
+
+
+def test_the_fast_schedule_has_defaults_of_its_own(tmp_path):
+    config = RunConfig("solar", schedule="fast")
+    assert (config.K, config.dtype, config.natural_lr) == (10, "float32", 0.1)
+    assert config.name == "solar_split0_dreg_K10_schedule=fast"
+    assert RunConfig("solar").name == "solar_split0_dreg_K50"
+    assert replace(config, dtype="float64").name.endswith("_schedule=fast_dtype=float64")
+    assert RunConfig("solar", schedule="fast", K=50, lr=0.005).K == 50
+
+    small = replace(config, K=2, num_steps=4, num_test_samples=10)
+    record, dgp = run(small, tmp_path, progress=False)
+    assert next(dgp.parameters()).dtype == torch.float32
+    assert load_record(record_path(small, tmp_path)) == (small, record)
+    optim = small.optimizer(dgp)
+    assert isinstance(optim, NaturalGradient)
+    assert optim.layers == [dgp.layers[-1]]
+    optim.num_steps = 2
+    assert optim.step_size == pytest.approx(0.05)
+
+
+def test_a_study_of_the_fast_schedule():
+    size = Size(("forest",), steps=3000, train_K=50)
+    fast = size.with_options(schedule="fast")
+    assert fast.config("forest", 2) == RunConfig("forest", schedule="fast")
+    fast = size.with_options(schedule="fast", steps=7, lr=0.01)
+    assert fast.config("solar", 2) == RunConfig("solar", schedule="fast", num_steps=7, lr=0.01)
+    assert size.with_options(splits=3).config("forest", 2) == RunConfig("forest")
 
 
 def test_one_model_for_two_evaluations(tmp_path):

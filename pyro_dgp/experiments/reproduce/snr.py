@@ -126,10 +126,10 @@ def _along_training(
 ) -> dict[str, dict[int, list[SNRPoint]]]:
     """By data set and step, for both estimators and all seeds, of one minibatch's gradient."""
     size.only("samples")  # or seeds would be mixed with them
-    if size.schedule == "cosine":
+    if size.schedule not in (None, "steps"):
         raise ValueError(
-            "schedule cosine depends on the number of steps, and this figure looks at training "
-            "after several: leave it out."
+            f"schedule {size.schedule} depends on the number of steps, and this figure looks at "
+            "training after several: leave it out."
         )
     found: dict[str, dict[int, list[SNRPoint]]] = {}
     steps = sorted({round(size.steps * share) for share in (0, 0.01, 0.03, 0.1, 0.3, 1)})

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyro_dgp._checks import check_integer
 from pyro_dgp.experiments import datasets
-from pyro_dgp.experiments.runs import RunConfig, checkpoint_path, load_data, train
+from pyro_dgp.experiments.runs import SCHEDULES, RunConfig, checkpoint_path, load_data, train
 from pyro_dgp.gp import LatentDGP
 
 if TYPE_CHECKING:
@@ -31,8 +31,9 @@ class Size:
     :param tuple layers: Numbers of layers of the models.
     :param int steps: Number of training steps per model, with DReG.
     :param float lr: Initial learning rate of Adam (depends on the data set unless given).
-    :param str schedule: Schedule of the learning rate: the paper's, "steps", or half a "cosine",
-        for short runs (depends on the data set unless given).
+    :param str schedule: Schedule of training: the paper's, "steps", half a "cosine", for short
+        runs, or "fast", with steps, step sizes, importance samples and precision of its own unless
+        they are given (depends on the data set unless given).
     :param int train_K: Number of importance samples in training.
     :param int points: Number of training points to average over.
     :param int draws: Number of gradients per estimate.
@@ -49,7 +50,7 @@ class Size:
     layers: tuple[int, ...] = (2,)
     steps: int = 2000
     lr: float | None = None
-    schedule: str | None = field(default=None, metadata={"choices": ("steps", "cosine")})
+    schedule: str | None = field(default=None, metadata={"choices": tuple(SCHEDULES)})
     train_K: int = 10
     points: int = 10
     draws: int = 1000
@@ -76,6 +77,17 @@ class Size:
                     f"Unknown data set '{name}': datasets takes {', '.join(datasets.names())}."
                 )
 
+    def with_options(self, **options: Any) -> "Size":
+        """The size with other options; the schedule "fast" brings those of its own.
+
+        :param options: Options by name, which take precedence over those of the schedule.
+        """
+        if options.get("schedule") == "fast":
+            own = SCHEDULES["fast"]
+            names = {"steps": "num_steps", "lr": "lr", "train_K": "K", "dtype": "dtype"}
+            options = {name: own[field] for name, field in names.items()} | options
+        return replace(self, **options)
+
     def only(self, name: str) -> Any:
         """The value of an option that may have several, but must have one here.
 
@@ -93,8 +105,9 @@ class Size:
             config = demo_config(self.steps, num_layers, self.train_K)
         else:
             config = RunConfig(dataset, K=self.train_K, num_layers=num_layers, num_steps=self.steps)
-        own = {"lr": self.lr, "schedule": self.schedule}
-        own = {name: value for name, value in own.items() if value is not None}
+        own: dict[str, Any] = {} if self.lr is None else {"lr": self.lr}
+        if self.schedule is not None:
+            own |= {"schedule": self.schedule, "natural_lr": None}  # None for the schedule's
         return replace(config, dataset=dataset, seed=seed or None, dtype=self.dtype, **own)
 
 
