@@ -11,7 +11,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["expected_abs", "integrated_crps", "mean_distance", "summed_crps"]
+__all__ = [
+    "expected_abs",
+    "integrated_crps",
+    "interval",
+    "mean_distance",
+    "rising",
+    "summed_crps",
+]
 
 # Each normal component is paired with this many others, or with all if there are fewer.
 _SHIFTS = 128
@@ -68,7 +75,7 @@ def integrated_crps(
     x = low + (high - low) * x.reshape(-1, *[1] * low.dim())
     F = cdf(x)
     for _ in range(_ROUNDS):
-        new = _rising(x, F)
+        new = rising(x, F)
         x, order = torch.cat([x, new]).sort(0)
         F = torch.cat([F, cdf(new)]).gather(0, order)
     # F squared integrated up to each point, and (1 - F) squared.
@@ -78,7 +85,7 @@ def integrated_crps(
         for G in (F, 1 - F)
     )
     y, Fy = value.reshape(-1, *shape), cdf(value).reshape(-1, *shape)
-    i, x0, x1, F0, F1 = _interval(x, x, F, y)
+    i, x0, x1, F0, F1 = interval(x, x, F, y)
     # Outside the points F is 0 or 1, and the integrand is 1 up to y.
     inside = torch.minimum(torch.maximum(y, x0), x1)
     found = below.gather(0, i - 1) + (inside - x0) * _mean_square(F0, Fy)
@@ -109,17 +116,17 @@ def summed_crps(
     return step * total
 
 
-def _rising(x: Tensor, F: Tensor) -> Tensor:
+def rising(x: Tensor, F: Tensor) -> Tensor:
     """New points with equal rises of F between them, for F linear between points x, [G, ...]."""
     F = F.cummax(0).values
     level = (torch.arange(_POINTS, dtype=x.dtype, device=x.device) + 0.5) / _POINTS
     level = F[:1] + (F[-1:] - F[:1]) * level.reshape(-1, *[1] * (x.dim() - 1))
-    _, x0, x1, F0, F1 = _interval(F, x, F, level)
+    _, x0, x1, F0, F1 = interval(F, x, F, level)
     share = ((level - F0) / (F1 - F0).clamp_min(torch.finfo(F.dtype).tiny)).clamp(0, 1)
     return x0 + (x1 - x0) * share
 
 
-def _interval(
+def interval(
     sorted_: Tensor, x: Tensor, F: Tensor, where: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The index of the interval of sorted columns [G, ...] with ``where``; x and F at its ends."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal, constraints
 
-from pyro_dgp.gp.crps import _interval, _rising, integrated_crps, summed_crps
+from pyro_dgp.gp.crps import integrated_crps, interval, rising, summed_crps
 from pyro_dgp.gp.derived import Derived
 from pyro_dgp.gp.likelihoods.special import log_ndtr
 from pyro_dgp.gp.mixture import _MOST_LATTICE_POINTS, _TAIL, PredictiveMixture
@@ -344,7 +344,7 @@ def _points(d: Recalibrated) -> tuple[Tensor, Tensor]:
     G = d._score_cdf(x)
     for _ in range(_ROUNDS):
         rise = G.diff(dim=0).clamp_min(0).pow(1 / 3) * x.diff(dim=0).pow(2 / 3)
-        new = _rising(x, torch.cat([torch.zeros_like(rise[:1]), rise.cumsum(0)]))
+        new = rising(x, torch.cat([torch.zeros_like(rise[:1]), rise.cumsum(0)]))
         x, order = torch.cat([x, new]).sort(0)
         G = torch.cat([G, d._score_cdf(new)]).gather(0, order)
     return x, G.cummax(0).values
@@ -422,7 +422,7 @@ def _quantiles(d: Recalibrated, p: Tensor) -> Tensor:
     """Many quantiles of each row, [..., N], starting from a table of G."""
     x, G = _points(d)
     p = torch.minimum(torch.maximum(p, G[0]), G[-1])
-    _, low, high, _, _ = _interval(G, x, G, p.reshape(-1, *d.batch_shape))
+    _, low, high, _, _ = interval(G, x, G, p.reshape(-1, *d.batch_shape))
     low, high = low.reshape(p.shape), high.reshape(p.shape)
     if d.lattice is not None:
         return invert_on_lattice(d._score_cdf, d.lattice, p, low, high)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal
 
-from pyro_dgp.gp.crps import _interval
+from pyro_dgp.gp.crps import interval
 from pyro_dgp.gp.mixture import PredictiveMixture, sorted_sample
 
 __all__ = ["transformed_moments"]
@@ -70,5 +70,5 @@ def _edges(normal: Normal, low: Tensor, high: Tensor) -> Tensor:
     dense = torch.nn.functional.pad(x.diff(dim=0).movedim(0, -1).pow(2 / 3), (1, 0)).movedim(-1, 0)
     total = dense.cumsum(0)
     level = torch.linspace(0, 1, 1 + _INTERVALS).to(low).reshape(-1, *[1] * low.dim()) * total[-1]
-    _, x0, x1, t0, t1 = _interval(total, x, total, level)
+    _, x0, x1, t0, t1 = interval(total, x, total, level)
     return x0 + (x1 - x0) * ((level - t0) / (t1 - t0).clamp_min(torch.finfo(t0.dtype).tiny))

@@ -1,5 +1,6 @@
 """Inference: bounds and their gradients for any Pyro model, independent of Gaussian processes."""
 
+from pyro_dgp.infer.bounds import Bound
 from pyro_dgp.infer.callbacks import EarlyStopping, SNRAlongTraining, tensorboard
 from pyro_dgp.infer.checkpoint import parameters_of
 from pyro_dgp.infer.elbo import VIMCOIWELBO, DRegIWELBO, GDRegIWELBO, PartiallyCollapsedIWELBO
@@ -12,6 +13,7 @@ from pyro_dgp.infer.training import TrainingHistory, annealed_adam, fit, paper_o
 
 __all__ = [
     "VIMCOIWELBO",
+    "Bound",
     "DRegIWELBO",
     "EarlyStopping",
     "GDRegIWELBO",

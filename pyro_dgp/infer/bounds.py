@@ -97,7 +97,7 @@ class Bound:
         :param torch.Tensor log_w: [M K, number of data].
         :returns: The bound per datum, [number of data]; with ``piwae``, the one for the model.
         """
-        sets = self._sets(log_w)
+        sets = self.sets(log_w)
         if self.piwae:
             sets = log_w.unsqueeze(0)
         power = 1 - self.alpha
@@ -112,7 +112,7 @@ class Bound:
         :param torch.Tensor log_w: [M K, number of data].
         """
         power = 1 - self.alpha
-        weights = (power * self._sets(log_w)).softmax(1).flatten(0, 1)
+        weights = (power * self.sets(log_w)).softmax(1).flatten(0, 1)
         vi_share = self.beta / (self.num_particles * self.K)
         iw_share = (1 - self.beta) / self.num_particles
         model = iw_share * weights
@@ -132,7 +132,7 @@ class Bound:
         :param torch.Tensor log_w: [M K, number of data], with K of at least 2.
         :returns: [M K, number of data].
         """
-        sets, power, K = self._sets(log_w), 1 - self.alpha, self.K
+        sets, power, K = self.sets(log_w), 1 - self.alpha, self.K
         others = (sets.sum(1, keepdim=True) - sets) / (K - 1)
         without = sets.new_full((len(sets), 1, *sets.shape[2:]), -math.inf)
         before = torch.cat([without, (power * sets).logcumsumexp(1)[:, :-1]], 1)
@@ -143,7 +143,12 @@ class Bound:
             signal = signal + self.beta * (sets.mean(1, keepdim=True) - others)
         return signal.nan_to_num(0.0).flatten(0, 1) / self.num_particles
 
-    def _sets(self, log_w: Tensor) -> Tensor:
+    def sets(self, log_w: Tensor) -> Tensor:
+        """The M sets of K log weights.
+
+        :param torch.Tensor log_w: [M K, number of data].
+        :returns: [M, K, number of data].
+        """
         return log_w.reshape(self.num_particles, self.K, *log_w.shape[1:])
 
 

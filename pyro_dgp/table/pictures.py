@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["Picture", "importance_of", "pictures"]
+__all__ = ["Picture", "importance_of", "pictures", "spread_rows"]
 
 # Number of texts of a column for which densities are drawn.
 _MOST_GROUPS = 6
@@ -157,7 +157,7 @@ class _Densities:
         return [draw]
 
     def some(self, rows: int) -> Draw:
-        some = _spread(self.y, rows)
+        some = spread_rows(self.y, rows)
         labels = [f"row {i}" for i in some]
         return lambda ax: plots.marginal_densities(
             self.model, self.X.iloc[some], self.y[some], labels=labels, ax=ax
@@ -202,7 +202,7 @@ class _Classes:
         return [self._bars(X, labels, f"Probabilities by {_name(name)}")]
 
     def some(self, rows: int) -> Draw:
-        some = _spread(self.y.astype(str), rows)
+        some = spread_rows(self.y.astype(str), rows)
         labels = [f"row {i}: {_name(str(self.y[i]))}" for i in some]
         return self._bars(self.X.iloc[some], labels, f"Probabilities of {self.target}")
 
@@ -223,7 +223,7 @@ class _Classes:
         return draw
 
 
-def _spread(y: np.ndarray, number: int) -> np.ndarray:
+def spread_rows(y: np.ndarray, number: int) -> np.ndarray:
     """Indices of rows whose targets are spread evenly over all targets, from low to high."""
     middles = (np.arange(number) + 0.5) / number * len(y)
     return np.argsort(y, kind="stable")[middles.astype(int)]

@@ -143,7 +143,7 @@ def test_the_baseline_takes_noise():
             Bound,
             "signals",
             lambda self, log_w: (
-                self._sets(log_w).logsumexp(1, keepdim=True).expand(-1, 10, -1).flatten(0, 1)
+                self.sets(log_w).logsumexp(1, keepdim=True).expand(-1, 10, -1).flatten(0, 1)
                 - math.log(10)
             ) / self.num_particles,
         )  # fmt: skip

@@ -19,7 +19,7 @@ from pyro_dgp.sklearn import LatentDGPClassifier, LatentDGPRegressor
 from pyro_dgp.table import densities
 from pyro_dgp.table.columns import Columns
 from pyro_dgp.table.held_out import as_plain, from_plain
-from pyro_dgp.table.pictures import _spread
+from pyro_dgp.table.pictures import spread_rows
 
 pytestmark = [
     pytest.mark.whole,
@@ -769,8 +769,8 @@ def test_pictures_of_others_are_not_written_over(fitted, capsys, tmp_path):
 
 def test_rows_of_pictures_are_chosen_by_their_targets():
     y = np.array([5.0, 1, 4, 2, 3, 0])
-    assert y[_spread(y, 3)].tolist() == [1, 3, 5]
-    assert y[_spread(y, 1)].tolist() == [3]
-    assert y[_spread(y, 6)].tolist() == [0, 1, 2, 3, 4, 5]
+    assert y[spread_rows(y, 3)].tolist() == [1, 3, 5]
+    assert y[spread_rows(y, 1)].tolist() == [3]
+    assert y[spread_rows(y, 6)].tolist() == [0, 1, 2, 3, 4, 5]
     classes = np.array(["b", "a", "a", "b", "a", "b"])
-    assert classes[_spread(classes, 2)].tolist() == ["a", "b"]
+    assert classes[spread_rows(classes, 2)].tolist() == ["a", "b"]

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from pyro_dgp.gp.likelihoods.modes import mode_and_width
 
-__all__ = ["Bends", "expected", "log_expected"]
+__all__ = ["Bends", "expected", "log_expected", "normal_rule"]
 
 _NUM_HERMITE = 32
 _NUM_LEGENDRE = 64
@@ -68,7 +68,7 @@ def expected(
     :param int num_hermite: Number of Gauss-Hermite nodes per function; None for the default.
     :returns: Expectations, [...].
     """
-    x, log_w = _normal_rule(loc, var, bends, num_hermite)
+    x, log_w = normal_rule(loc, var, bends, num_hermite)
     values = g(*(loc.unsqueeze(1) + var.sqrt().unsqueeze(1) * x))
     return (log_w.exp() * values).sum(0)
 
@@ -96,7 +96,7 @@ def log_expected(
     :returns: Logarithms of the expectations, [...].
     """
     if len(loc) > 1:
-        x, log_w = _normal_rule(loc, var, None)
+        x, log_w = normal_rule(loc, var, None)
         f = loc.unsqueeze(1) + var.sqrt().unsqueeze(1) * x
         return (log_w + log_g(*f)).logsumexp(0)
     dtype, (m, v) = loc.dtype, (loc[0].double(), var[0].double())
@@ -115,7 +115,7 @@ def log_expected(
     return (log_df + log_normal + log_g(f.to(dtype)).double()).logsumexp(0).to(dtype)
 
 
-def _normal_rule(
+def normal_rule(
     loc: Tensor, var: Tensor, bends: Bends | None, num_hermite: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Standardised nodes x [J, num_nodes, ...] and the logarithms of their weights."""

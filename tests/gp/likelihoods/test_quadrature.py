@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from pyro_dgp.gp.likelihoods.quadrature import Bends, _normal_rule, expected, log_expected
+from pyro_dgp.gp.likelihoods.quadrature import Bends, expected, log_expected, normal_rule
 from pyro_dgp.gp.likelihoods.special import log_interval, log_ndtr
 from tests.quadrature import even_nodes
 
@@ -34,7 +34,7 @@ BENDS = [
 @pytest.mark.parametrize("bends", BENDS)
 def test_weights_are_positive_and_sum_to_one(bends, dtype):
     loc, var = (t.to(dtype) for t in _grid())
-    x, log_w = _normal_rule(loc, var, bends)
+    x, log_w = normal_rule(loc, var, bends)
     assert x.dtype == log_w.dtype == dtype
     assert x.isfinite().all()
     total = log_w.double().exp().sum(0)
