@@ -59,7 +59,8 @@ SOURCES = "features must be 'auto', None, or of 'trees', 'boosting'"
             ValueError, "checkpoint needs an integer random_state",
         ),
         "another transform": (
-            of_regressor(target_transform="sqrt"), ValueError, "target_transform must be one of"
+            of_regressor(target_transform="sqrt"),
+            ValueError, "target_transform must be None or 'log', but it is 'sqrt'",
         ),
         "logarithms of counts": (
             lambda: regressor(target_transform="log", likelihood="poisson").fit(
@@ -100,7 +101,8 @@ SOURCES = "features must be 'auto', None, or of 'trees', 'boosting'"
             of_classifier(features="forest"), ValueError, SOURCES + " and scikit-learn classifiers"
         ),
         "a transform of classes": (
-            of_classifier(target_transform="log"), ValueError, "target_transform must be one of"
+            of_classifier(target_transform="log"),
+            ValueError, "target_transform must be None, but it is 'log'",
         ),
     }
 )  # fmt: skip
@@ -147,7 +149,10 @@ def of_classes(change, **given):
             of_targets(lambda X, y: y, whole, sample_weight=np.eye(60)[0]),
             ValueError, "positive for two rows",
         ),
-        "one class": (of_classes(lambda X, y: np.zeros(90)), ValueError, "y has one class only"),
+        "one class": (
+            of_classes(lambda X, y: np.zeros(90)),
+            ValueError, "y has one class only, 0.0, where",
+        ),
         "one class that counts": (
             of_classes(lambda X, y: y, sample_weight=(class_data()[1] == 0) * 1.0),
             ValueError, "y has one class only",

@@ -130,9 +130,11 @@ class PredictiveMixture(Composite):
         :param int output: Index of the output, from 0 to P - 1.
         :raises ValueError: If targets have no dimension of outputs, or there is no such output.
         """
-        if not self.event_dim or not 0 <= output < self.event_shape[-1]:
+        if not self.event_dim:
+            raise ValueError("A distribution of one output has no other marginal than itself.")
+        if not 0 <= output < self.event_shape[-1]:
             raise ValueError(
-                f"output must be one of the event shape {tuple(self.event_shape)}: {output}."
+                f"output must be from 0 to {self.event_shape[-1] - 1}, but it is {output}."
             )
         return PredictiveMixture([_output(p, output) for p in self.parts], validate_args=False)
 

@@ -427,9 +427,9 @@ class LatentDGPEstimator(BaseEstimator):
                 f"{self.likelihood!r}."
             )
         if self.target_transform not in self._transforms:
+            names = " or ".join(map(repr, self._transforms))
             raise ValueError(
-                f"target_transform must be one of {self._transforms}, but it is "
-                f"{self.target_transform!r}."
+                f"target_transform must be {names}, but it is {self.target_transform!r}."
             )
         check_device(self.device)
         if self.checkpoint is not None and not isinstance(self.random_state, int | np.integer):

@@ -82,7 +82,7 @@ class LatentDGPClassifier(ClassifierMixin, LatentDGPEstimator):
         self.classes_, index = np.unique(targets, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(
-                f"y has one class only, {self.classes_[0]!r}, where weights are positive: there "
+                f"y has one class only, {self.classes_[0]}, where weights are positive: there "
                 "is nothing to tell apart."
             )
         if self._name() == "bernoulli" and len(self.classes_) > 2:

@@ -60,8 +60,8 @@ class LatentLayer(Layer):
         shape, expected = q_z.batch_shape + q_z.event_shape, (len(X), self.latent_dim)
         if shape != expected:
             raise ValueError(
-                f"{self._pyro_name}: the encoder's distribution has shape {tuple(shape)}, but "
-                f"z needs [B, latent_dim] = {expected}."
+                f"{self._pyro_name or type(self).__name__}: the encoder's distribution has shape "
+                f"{tuple(shape)}, but z needs [B, latent_dim] = {expected}."
             )
         q_z = q_z.to_event(1 - q_z.event_dim)
         pyro.sample(self._pyro_get_fullname("z"), q_z)

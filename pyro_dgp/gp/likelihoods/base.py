@@ -292,7 +292,7 @@ class Likelihood(pyro_likelihoods.Likelihood):
                     f"{'[B] or [B, P]' if most == 2 else '[B]'}."
                 )
             if name == "weight" and bool((value < 0).any()):
-                raise ValueError("weight must not be negative.")
+                raise ValueError(f"weight must not be negative, but has {value.min()}.")
 
     def model(self) -> None:
         """Global sites of the prior: parameters that have one."""

@@ -42,8 +42,9 @@ class _Counts(Likelihood):
         :raises ValueError: If an exposure is not positive.
         """
         super().check_covariates(covariates)
-        if "exposure" in covariates and not bool((covariates["exposure"] > 0).all()):
-            raise ValueError("exposure must be positive.")
+        exposure = covariates.get("exposure")
+        if exposure is not None and not bool((exposure > 0).all()):
+            raise ValueError(f"exposure must be positive, but has {exposure.min()}.")
 
     def check_targets(self, y: Tensor, exposure: Tensor | None = None) -> None:
         super().check_targets(y)

@@ -24,7 +24,7 @@ class _Positive(Likelihood):
     def __init__(self, level: float | Tensor = 1.0, event_dim: int = 0) -> None:
         level = torch.as_tensor(level, dtype=torch.get_default_dtype())
         if level.dim() > event_dim or not bool(((level > 0) & torch.isfinite(level)).all()):
-            raise ValueError(f"The initial level must be positive and finite, but it is {level}.")
+            raise ValueError(f"level must be positive and finite, but it is {level}.")
         super().__init__(event_dim, level.log().unsqueeze(0))
 
     @classmethod

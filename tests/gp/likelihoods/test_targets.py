@@ -309,7 +309,7 @@ def test_weights_and_exposures_are_taken():
         "a concentration of 0": (
             lambda: lik.NegativeBinomial(1.0, 0.0), ValueError, "concentration must be above 0.001"
         ),
-        "a negative level": (lambda: lik.Gamma(-1.0), ValueError, "initial level must be positive"),
+        "a negative level": (lambda: lik.Gamma(-1.0), ValueError, "level must be positive"),
         "a shape of 0": (lambda: lik.Gamma(1.0, 0.0), ValueError, "shape must be above 0.001"),
         "a variance of 0 of logarithms": (
             lambda: lik.LogNormal(1.0, 0.0), ValueError, "variance must be above 1e-6"
