@@ -11,9 +11,9 @@
 # %% [markdown]
 # # Choosing K with the profiler
 #
-# More importance samples K make the bound tighter and a step longer. What they do to the gradient
+# More importance samples K make the bound tighter and a step longer. Their effect on the gradient
 # can be measured before a long run, for any Pyro model: `snr_sweep` draws many gradients at the
-# same parameters and tells signal from noise. Background is in
+# same parameters and separates signal from noise. Background is in
 # [Signal-to-noise ratios](signal_to_noise.ipynb).
 
 # %%
@@ -36,7 +36,7 @@ pyro.set_rng_seed(0)
 
 # %% [markdown]
 # The model is that of [First steps](first_steps.ipynb): half of the targets follow one curve, half
-# another.
+# another. Inputs and targets are standardised; all rows are for training.
 
 # %%
 X = torch.rand(500, 1) * 4 - 2
@@ -48,9 +48,12 @@ dgp = LatentDGP.from_data(X, y, num_inducing=30)
 # %% [markdown]
 # ## What to measure
 #
-# The encoder's gradient is the one at risk, so its parameters make a group. The same few rows are
-# used every time. `measure` leaves parameters and random state alone, so it may be called at any
-# moment of training, here after some of the steps by a callback.
+# The encoder's gradient is the one that may lose its signal, so its parameters make a group. The
+# same 16 rows are used every time. `measure` does not change parameters or random state, so it may
+# be called at any time during training, here by a callback after some of the steps.
+#
+# The printed ratio is the root mean square (RMS) of the ratios of all entries, with the noise
+# subtracted.
 
 # %%
 encoder = [name for name in parameters_of(dgp.model, dgp.guide, (X, y)) if ".encoder" in name]
@@ -59,17 +62,29 @@ print(encoder)
 
 def measure():
     return snr_sweep(
-        dgp.model, dgp.guide, (X[:16], y[:16]),
-        {"REG": PartiallyCollapsedIWELBO, "DReG": DRegIWELBO}, K,
-        groups={"encoder": encoder}, num_draws=num_draws, progress=False,
-    )  # fmt: skip
+        dgp.model,
+        dgp.guide,
+        (X[:16], y[:16]),
+        {"REG": PartiallyCollapsedIWELBO, "DReG": DRegIWELBO},
+        K,
+        groups={"encoder": encoder},
+        num_draws=num_draws,
+        progress=False,
+    )
 
 
 along_training = SNRAlongTraining(measure, moments)
 fit(
-    dgp.model, dgp.guide, DRegIWELBO(K=10), (X, y), num_steps=num_steps, batch_size=128,
-    optim=annealed_adam(0.03, num_steps), callback=along_training, progress=False,
-)  # fmt: skip
+    dgp.model,
+    dgp.guide,
+    DRegIWELBO(K=10),
+    (X, y),
+    num_steps=num_steps,
+    batch_size=128,
+    optim=annealed_adam(0.03, num_steps),
+    callback=along_training,
+    progress=False,
+)
 for step, sweep in along_training.sweeps.items():
     for estimator in ("REG", "DReG"):
         points = sweep.select(estimator=estimator, group="encoder")
@@ -86,10 +101,10 @@ for estimator in ("REG", "DReG"):
     print(sweep.advice(estimator=estimator, group="encoder"))
 
 # %% [markdown]
-# ## What a step costs
+# ## Time per step
 #
-# For small K the time goes into what does not depend on K, and samples are free. The numbers of
-# samples take turns, as other programs disturb such measurements.
+# For small K most of the time is spent on what does not depend on K, so that more samples cost
+# little. The values of K take turns, as other programs disturb such measurements.
 
 # %%
 steps = {}
@@ -116,27 +131,33 @@ for estimator in ("REG", "DReG"):
     snr, error = [p.debiased for p in points], [p.debiased_error for p in points]
     axes[0].errorbar(K, snr, error, marker="o", capsize=2, label=estimator)
 title = f"Encoder's gradient after {moment} steps"
-axes[0].set(xscale="log", xlabel="K", ylabel="SNR without bias", title=title)
+axes[0].set(xscale="log", xlabel="K", ylabel="RMS ratio, noise subtracted", title=title)
 axes[0].legend(frameon=False)
 some = {
     step: SNRSweep([p for p in found.points if p.K in (10, 100)])
     for step, found in along_training.sweeps.items()
 }
-plots.snr_along_training(some, "encoder", ax=axes[1]).set_xscale("log")
+plots.snr_along_training(some, "encoder", ax=axes[1])
+floor = (2 / (np.pi * num_draws)) ** 0.5
+axes[1].axhline(floor, color="grey", lw=1, ls=":", label="pure noise")
+axes[1].set(xscale="log", yscale="linear", ylabel="mean SNR, plain estimate")
+axes[1].legend(frameon=False)
 axes[2].plot(list(milliseconds), list(milliseconds.values()), "o-")
-title = "A DReG step of 128 rows"
-axes[2].set(xscale="log", xlabel="K", ylabel="ms", title=title, ylim=(0, None))
+title = "DReG, minibatch of 128"
+axes[2].set(xscale="log", xlabel="K", ylabel="ms per step", title=title, ylim=(0, None))
 plt.show()
 
 # %% [markdown]
-# - **Middle.** At the start REG looks fine: z is not used yet, and the gradient is that of an
-#   entropy, almost without noise. At the end every ratio falls, as there is less left to learn. So
-#   profile after some hundred steps, from where the run would go on, and not before training.
-# - **Left.** The model has been trained with K = 10. With K = 1 or 3 the gradient is clear because
-#   those bounds pull the encoder elsewhere, to the optimum of a looser bound: a clear signal to the
-#   wrong place. Among K that lead to about the same place, 10 and more, samples add nothing under
-#   REG, or take away; under DReG they add signal.
-# - **Right.** A step with K = 30 takes a third longer than one with K = 1, with K = 100 more than
-#   twice as long: in the limit K samples cost as much as a minibatch K times as large, whose SNR
-#   rises like a root, too. So take the K at which the line begins to rise, and a larger one for the
-#   tighter bound's sake, with DReG.
+# - **Left.** The model has been trained with K = 10. The bounds with K = 1 and 3 have another
+#   optimum, so that their gradients keep a clear signal where that of K = 10 has lost most of its
+#   own: after 1000 steps K = 1 still has 0.66. `advice` compares with all K, also with K = 1, so it
+#   says that more samples cost signal. Compare K of 10 and more instead: after 100 steps the ratio
+#   of DReG rises from K = 10 to 100, and that of REG does not.
+# - **Middle.** The result depends on the moment. After 10 steps REG has a high ratio, as the model
+#   does not use z yet, and the gradient is that of an entropy, almost without noise. After 300
+#   steps neither ratio changes from K = 10 to 100; after 1000, neither has a signal above the
+#   noise. So profile after some hundred steps, and at more than one moment.
+# - **Right.** In this run a step with K = 30 takes 1.4 times as long as one with K = 1, and with
+#   K = 100 twice as long. In the limit K samples cost as much as a minibatch K times as large,
+#   whose ratio rises like a square root, too. So take the K at which the time begins to rise, or a
+#   larger one, with DReG, for a tighter bound.
