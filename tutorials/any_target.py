@@ -101,8 +101,8 @@ plt.show()
 # ## Counts at unequal exposure
 #
 # How many events were seen in a time t_n, from 0.1 to 10. The rate is a function of x; the expected
-# count is t_n times that. What a likelihood takes per row beside y is an argument of the model, the
-# guide and `predict`.
+# count is t_n times that. Further data per row, such as an exposure, are arguments of the model,
+# the guide and `predict`.
 
 # %%
 pyro.set_rng_seed(0)
