@@ -13,8 +13,8 @@
 #
 # A deep GP gives functions f of the inputs; the likelihood p(y | f) says what becomes of them. This
 # tutorial takes three kinds of targets: numbers whose noise varies, counts at unequal exposure, and
-# censored measurements, for which it writes a likelihood of its own. All likelihoods of the package
-# are on [a page](../.docs/likelihoods.md);
+# censored measurements, for which it defines a new likelihood.
+# [Likelihoods](../.docs/likelihoods.md) lists those of the package;
 # [Counts, classes, grades](counts_classes_grades.ipynb) has some of them on real data.
 
 # %%
@@ -36,8 +36,15 @@ SMOKE = "PYRO_DGP_SMOKE" in os.environ  # the tests run this in small
 num_steps = 200 if SMOKE else 1000
 
 # %% [markdown]
+# ## A likelihood by its name
+#
 # All models below have one GP layer and no latent input. Data go to `fit` by the names of the
-# model's arguments.
+# model's arguments. `likelihood=` takes a name, a class or an instance. By name or class it starts
+# from the targets: a rate from their mean, cut points from their shares.
+#
+# The noise below is ten times as large on the right. The function for it may vary strongly, so
+# `noise_scale=1`; the default, 0.25, keeps it smoother, for data sets of few rows. The mean log
+# density of 1000 new rows:
 
 
 # %%
@@ -47,23 +54,18 @@ def trained(data, likelihood):
         data["X"], data["y"], num_layers=1, latent_dim=0, num_inducing=30, likelihood=likelihood
     )
     fit(
-        dgp.model, dgp.guide, DRegIWELBO(K=1), data,
-        num_steps=num_steps, batch_size=100, optim=annealed_adam(0.05, num_steps), progress=False,
-    )  # fmt: skip
+        dgp.model,
+        dgp.guide,
+        DRegIWELBO(K=1),
+        data,
+        num_steps=num_steps,
+        batch_size=100,
+        optim=annealed_adam(0.05, num_steps),
+        progress=False,
+    )
     return dgp
 
 
-# %% [markdown]
-# ## A likelihood by its name
-#
-# `likelihood=` takes a name, a class or an instance. By name or class it starts from the targets: a
-# rate from their mean, cut points from their shares.
-#
-# The noise below is ten times as large on the right: the function for it need not be held back, as
-# it is by default (`noise_scale=0.25`) for the sake of sets of few rows. The mean log density of
-# 1000 new rows:
-
-# %%
 pyro.set_rng_seed(0)
 X = torch.rand(1400, 1) * 4 - 2
 y = torch.sin(2 * X[:, 0]) + torch.where(X[:, 0] > 0, 0.5, 0.05) * torch.randn(1400)
@@ -99,8 +101,8 @@ plt.show()
 # ## Counts at unequal exposure
 #
 # How many events were seen in a time t_n, from 0.1 to 10. The rate is a function of x; the expected
-# count is t_n times that. What a likelihood takes per row beside y is an argument of the model, the
-# guide and `predict`.
+# count is t_n times that. Further data per row, such as an exposure, are arguments of the model,
+# the guide and `predict`.
 
 # %%
 pyro.set_rng_seed(0)
@@ -119,25 +121,50 @@ for name, value in rate_error.items():
     print(f"mean error of the rate, {name}: {value:.0%}")
 
 # %% [markdown]
-# ## A likelihood of one's own
+# ## A likelihood of your own
 #
 # An instrument that shows nothing above 1: larger values are recorded as 1. The distribution of y
-# given f is a normal's up to there, with the rest of its probability at 1. A likelihood needs no
-# more than `conditional`; the expected log density and predictions come from quadrature.
+# given f is a normal's below the limit, with the rest of its probability at the limit. A likelihood
+# must define `conditional`, which returns the distribution of y given f. Training needs its
+# `log_prob`. Predictions need its `sample`, `cdf` (for quantiles, too), `mean` and `variance`. The
+# integrals over f come from quadrature.
 
 
 # %%
-class CensoredNormal(dist.Normal):
-    """A normal whose values above a limit are recorded as the limit."""
+class CensoredNormal(dist.TorchDistribution):
+    """min(x, limit) for x ~ N(loc, scale^2)."""
 
     limit = 1.0
 
+    def __init__(self, loc, scale):
+        self.uncensored = dist.Normal(loc, scale)
+        super().__init__(self.uncensored.batch_shape, validate_args=False)
+
     def log_prob(self, value):
-        above = torch.special.log_ndtr((self.loc - self.limit) / self.scale)
-        return torch.where(value < self.limit, super().log_prob(value), above)
+        x = self.uncensored
+        above = torch.special.log_ndtr((x.loc - self.limit) / x.scale)
+        return torch.where(value < self.limit, x.log_prob(value), above)
+
+    def cdf(self, value):
+        return torch.where(value < self.limit, self.uncensored.cdf(value), 1.0)
 
     def sample(self, sample_shape=()):
-        return super().sample(sample_shape).clamp(max=self.limit)
+        return self.uncensored.sample(sample_shape).clamp(max=self.limit)
+
+    def below(self):
+        """First and second moments of limit - y, in units of the scale."""
+        a = (self.limit - self.uncensored.loc) / self.uncensored.scale
+        share, density = torch.special.ndtr(a), dist.Normal(0.0, 1.0).log_prob(a).exp()
+        return a * share + density, (a.square() + 1) * share + a * density
+
+    @property
+    def mean(self):
+        return self.limit - self.uncensored.scale * self.below()[0]
+
+    @property
+    def variance(self):
+        first, second = self.below()
+        return self.uncensored.variance * (second - first.square())
 
 
 class Tobit(Likelihood):
@@ -156,9 +183,17 @@ class Tobit(Likelihood):
         self.refuse(y, y > CensoredNormal.limit, self.accepts)
 
 
+p = CensoredNormal(torch.tensor(0.9), torch.tensor(0.2))
+draws = p.sample((100_000,))
+at_limit = p.log_prob(torch.tensor(1.0)).exp()
+print(f"mean {p.mean:.3f}, of draws {draws.mean():.3f}")
+print(f"standard deviation {p.stddev:.3f}, of draws {draws.std():.3f}")
+print(f"probability of y = 1 {at_limit:.3f}, of draws {(draws == 1).float().mean():.3f}")
+
 # %% [markdown]
-# The function behind the censored measurements goes up to 2. The mean error of its estimate where
-# it is above the limit:
+# The function behind the censored measurements goes up to 2. The first column is the mean error of
+# its estimate where it is above the limit. Predictions are of measurements: no mean should be above
+# the limit, and P(y <= 1) should be 1 everywhere.
 
 # %%
 pyro.set_rng_seed(0)
@@ -172,14 +207,19 @@ for name, option in {"gaussian": "gaussian", "Tobit": Tobit}.items():
     with torch.no_grad():
         estimates[name] = dgp.function(X, dgp.plate(X))[0][:, 0]
     error_above[name] = (estimates[name] - f)[f > CensoredNormal.limit].mean().item()
-    print(f"{name:8s} {error_above[name]:5.2f}")
+    predictive = dgp.predict(X, 1)
+    largest, within = predictive.mean.max(), predictive.cdf(torch.ones(len(X))).min()
+    print(
+        f"{name:8s} {error_above[name]:5.2f}, largest mean {largest:.2f}, P(y <= 1) >= {within:.2f}"
+    )
 
 # %%
 order = X[:, 0].argsort()
-plt.figure(figsize=(5, 3))
-plt.plot(X[:, 0].numpy(), y.numpy(), ".", color="0.7", ms=3)
-plt.plot(X[order, 0].numpy(), f[order].numpy(), color="black", lw=1, label="f")
+_, ax = plt.subplots(figsize=(5, 3))
+ax.plot(X[:, 0].numpy(), y.numpy(), ".", color="0.7", ms=3, label="y")
+ax.plot(X[order, 0].numpy(), f[order].numpy(), color="black", lw=1, label="f")
 for name, estimate in estimates.items():
-    plt.plot(X[order, 0].numpy(), estimate[order].numpy(), label=name)
-plt.xlabel("x"), plt.ylabel("y"), plt.legend(frameon=False)
+    ax.plot(X[order, 0].numpy(), estimate[order].numpy(), label=name)
+ax.set(xlabel="x", ylabel="y, and estimates of f")
+ax.legend(frameon=False)
 plt.show()

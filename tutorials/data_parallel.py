@@ -7,8 +7,8 @@
 #
 #     torchrun --nproc-per-node 2 tutorials/data_parallel.py
 #
-# Natural gradients work alike, since they start from `.grad`, after it has been averaged. The loss
-# is wrapped as a module, whose parameters DDP finds:
+# Natural gradients work in the same way, since they start from `.grad` after it has been averaged.
+# The loss is wrapped as a module, whose parameters DDP finds:
 
 # %%
 import os
@@ -37,9 +37,9 @@ class Loss(nn.Module):
 
 # %% [markdown]
 # All ranks must start from the same parameters, which one seed gives (DDP would copy rank 0's,
-# too), and then draw different rows and samples: a seed for each rank. For a run that can be
-# killed, rank 0 saves parameters, optimiser and the number of the step, and every rank its own
-# random state.
+# too), and then draw different rows and samples: a seed for each rank. For a run that may be
+# killed at any time, rank 0 saves parameters, optimiser and the number of the step, and every rank
+# its own random state and losses, in a file of that step.
 
 
 # %%
@@ -60,13 +60,13 @@ def train(num_steps: int, folder: Path, save_every: int = 100) -> tuple[LatentDG
     optim = torch.optim.Adam(module.parameters(), lr=0.01)
     pyro.set_rng_seed(1 + rank)
     start, losses = 0, []
-    common, own = folder / "model.pt", folder / f"rank{rank}.pt"
+    common = folder / "model.pt"
     if common.exists():
         state = torch.load(common)
         dgp.load_state_dict(state["dgp"])
         optim.load_state_dict(state["optim"])
         start = state["step"]
-        mine = torch.load(own)
+        mine = torch.load(folder / f"rank{rank}_{start}.pt")
         torch.set_rng_state(mine["random state"])
         losses = mine["losses"]
     for step in range(start, num_steps):
@@ -77,7 +77,9 @@ def train(num_steps: int, folder: Path, save_every: int = 100) -> tuple[LatentDG
         optim.step()
         losses.append(loss.item())
         if (step + 1) % save_every == 0:
-            # Every rank has written before rank 0 says that this step can be gone on from.
+            # The files of the last checkpoint stay until model.pt names the step of the new ones,
+            # from which training can continue.
+            own = folder / f"rank{rank}_{step + 1}.pt"
             torch.save({"random state": torch.get_rng_state(), "losses": losses}, own)
             distributed.barrier()
             if rank == 0:
@@ -85,6 +87,8 @@ def train(num_steps: int, folder: Path, save_every: int = 100) -> tuple[LatentDG
                 torch.save(state, folder / "new.pt")
                 os.replace(folder / "new.pt", common)
             distributed.barrier()
+            for old in set(folder.glob(f"rank{rank}_*.pt")) - {own}:
+                old.unlink()
     return dgp, losses
 
 

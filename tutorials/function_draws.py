@@ -11,15 +11,16 @@
 # %% [markdown]
 # # Functions, not values
 #
-# A hidden layer of a deep GP is integrated by sampling. The paper, and the codes it builds on, draw
-# its value anew for each of the K importance samples of a datum. A good objective, but no
+# A hidden layer of a deep GP is integrated by sampling. The paper, and the code it builds on, draw
+# its value anew for each of the K importance samples of a datum. This is a good objective, but no
 # bound: as K grows, the mean over samples integrates the hidden function inside the logarithm, for
-# each datum by itself, while its KL stands outside. With one draw of the *function* for all samples
+# each datum by itself, while its KL is outside. With one draw of the *function* for all samples
 # of a datum, each log weight depends on its own latent input alone, and the bound is strict.
 #
-# `function_draws="shared"` draws a hidden layer so: a draw of its prior in random features, moved
-# to where the inducing values have been drawn (Wilson et al. 2020). `dgp.draw_functions` gives such
-# functions to you, smooth and the same at every call, for Thompson sampling or for pictures.
+# `function_draws="shared"` draws functions of a hidden layer: a draw of the prior in random
+# features, corrected to agree with the drawn inducing values (Wilson et al. 2020).
+# `dgp.draw_functions` returns such functions, smooth and the same at every call, for Thompson
+# sampling or for pictures.
 
 # %%
 import os
@@ -59,13 +60,13 @@ evidence = (normal.log_prob(Y).exp() @ weights).log().item()
 print(f"log evidence {evidence:.3f}")
 
 # %% [markdown]
-# The last layer below hands f on, so that f is a hidden layer. The guide is the prior, whose KL
-# is 0.
+# The last layer below returns its input, so that f is a hidden layer. The guide is the prior, whose
+# KL is 0.
 
 
 # %%
 class Identity(Layer):
-    """A last layer that hands its input on."""
+    """A last layer that returns its input."""
 
     input_dim = 1
 
@@ -98,13 +99,14 @@ for kind, values in bounds.items():
     print(f"{kind:12s}", *(f"{mean:7.3f} ± {error:.3f} " for mean, error in values))
 
 # %% [markdown]
-# Independent draws pass the evidence as K grows; shared ones do not.
+# With independent draws the bound exceeds the evidence as K grows; with shared draws it does not.
 
 # %% [markdown]
 # ## Smooth draws
 #
-# Two branches, as in the other tutorials, and thirty functions drawn from the trained model. Each
-# line is one function, with one latent input.
+# Data on two branches, and thirty functions drawn from the trained model. Each line is one
+# function, with one latent input. The branches cross at x = 0, where a function may follow either.
+# Functions between the branches, where there are no data, are errors of the model.
 
 # %%
 x = torch.rand(500, 1, dtype=torch.float64) * 4 - 2

@@ -57,8 +57,8 @@ print(f"counts from {y.min():.0f} to {y.max():.0f}, {y.mean():.1f} on average")
 #
 #     E[log p(y | f)] = y m - exp(m + v/2) - log y!      with m = f_loc + log(exposure), v = f_var.
 #
-# The package's Poisson likelihood has it. What multiplies the rate beside exp(f) is the exposure:
-# here exp(w_n beta + b_{s(n)}).
+# The package's Poisson likelihood has it. The exposure is a factor of the rate exp(f): here it is
+# exp(w_n beta + b_{s(n)}).
 
 
 # %%
@@ -116,16 +116,22 @@ for name in ("beta", "tau", "b", "y"):
 # %%
 optim = pyro.optim.ClippedAdam({"lr": 0.02, "lrd": 0.05 ** (1 / num_steps)})
 history = fit(
-    regression.model, regression.guide, DRegIWELBO(K=10), (X, W, site, y),
-    num_steps=num_steps, batch_size=100, optim=optim, progress=False,
-)  # fmt: skip
+    regression.model,
+    regression.guide,
+    DRegIWELBO(K=10),
+    (X, W, site, y),
+    num_steps=num_steps,
+    batch_size=100,
+    optim=optim,
+    progress=False,
+)
 print(f"loss: {history.losses[0]:.0f} at first, {history.losses[-1]:.0f} at the end")
 
 # %% [markdown]
-# ## What comes back
+# ## Estimates and truth
 #
-# The sites' mean and the level of f cannot be told apart, so effects are compared by their
-# differences from the mean, and f by its correlation with the truth.
+# A constant can be moved from f to all sites. So effects of sites are compared by their differences
+# from their mean, and f by its correlation with the truth.
 
 # %%
 with torch.no_grad():
@@ -144,9 +150,10 @@ order = X[:, 0].argsort()
 _, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
 left.plot(X[order, 0].numpy(), (f - f.mean())[order].numpy(), color="black", label="truth")
 left.plot(X[order, 0].numpy(), (f_loc - f_loc.mean())[order].numpy(), label="estimate")
-left.set(xlabel="x", title="f less its mean")
+left.set(xlabel="x", ylabel="f - mean of f", title="The function")
 left.legend(frameon=False)
 right.axline((0, 0), slope=1, color="0.7", lw=1)
 right.errorbar((b - b.mean()).numpy(), (b_loc - b_loc.mean()).numpy(), 2 * b_scale.numpy(), fmt="o")
-right.set(xlabel="truth", ylabel="estimate, two deviations", title="Effects of sites")
+right.set(xlabel="truth", ylabel="estimate ± 2 deviations", title="Effects of sites")
+right.set_xticks([-1, -0.5, 0, 0.5, 1])
 plt.show()

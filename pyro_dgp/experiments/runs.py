@@ -84,9 +84,9 @@ class RunConfig:
     """The configuration of a run. The defaults are the paper's, with two exceptions.
 
     The paper has 300,000 steps, and natural gradients of step size 0.01 for q(u) of the last layer,
-    where Adam is the default here. The schedule "fast" has other defaults, by which the level that
-    the paper published is reached, or nearly, in minutes: 10 importance samples, and larger step
-    sizes of Adam and of natural gradients, which fall to 0 within 20,000 steps in single precision.
+    where Adam is the default here. The schedule "fast" has other defaults, for runs of minutes: 10
+    importance samples, and larger step sizes of Adam and of natural gradients, which fall to 0
+    within 20,000 steps in single precision.
 
     :param str dataset: Name of the data set, one of :func:`~pyro_dgp.experiments.datasets.names`.
     :param int split: Number of the train-test split.

@@ -80,30 +80,39 @@ def test_two_ranks_are_one(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_tutorial_goes_on_where_it_was_stopped(tmp_path):
-    """Each rank has its own random state, so that what follows is what would have followed."""
+def test_the_tutorial_goes_on_where_it_was_killed(tmp_path):
+    """Each rank has its own random state, so that what follows is what would have followed.
+
+    The worst moment is after all ranks have written theirs, and before rank 0 replaces the model.
+    """
     code = (
-        "import runpy, sys; from pathlib import Path; "
+        "import os, runpy, sys, torch; from pathlib import Path; "
+        "replace, last = os.replace, int(sys.argv[4]); "
+        "os.replace = lambda new, old: "
+        "os._exit(1) if torch.load(new)['step'] == last else replace(new, old); "
         f"t = runpy.run_path({str(TUTORIAL)!r}); "
         "import torch.distributed as d; d.init_process_group('gloo'); "
         "folder = Path(sys.argv[1]); folder.mkdir(exist_ok=True); "
         "dgp, losses = t['train'](int(sys.argv[2]), folder, 5); "
-        "import torch; d.get_rank() or torch.save([losses, dgp.state_dict()], sys.argv[3]); "
+        "d.get_rank() or torch.save([losses, dgp.state_dict()], sys.argv[3]); "
         "d.destroy_process_group()"
     )
     (tmp_path / "run.py").write_text(code)
 
-    def run(folder, num_steps, out):
+    def run(folder, out, killed_at=0):
         env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += ["--nproc-per-node", "2", str(tmp_path / "run.py")]
-        arguments = [str(tmp_path / folder), str(num_steps), str(tmp_path / out)]
-        subprocess.run([*command, *arguments], check=True, env=env, timeout=300)
-        return torch.load(tmp_path / out)
+        arguments = [str(tmp_path / folder), "10", str(tmp_path / out), str(killed_at)]
+        done = subprocess.run([*command, *arguments], env=env, timeout=300)
+        assert (done.returncode != 0) == (killed_at > 0)
+        return None if killed_at else torch.load(tmp_path / out)
 
-    whole = run("one", 10, "one.pt")
-    run("two", 5, "half.pt")
-    resumed = run("two", 10, "two.pt")
+    whole = run("one", "one.pt")
+    run("two", "two.pt", killed_at=10)
+    assert torch.load(tmp_path / "two" / "model.pt")["step"] == 5
+    assert (tmp_path / "two" / "rank0_10.pt").exists()
+    resumed = run("two", "two.pt")
     assert len(whole[0]) == 10
     assert resumed[0] == whole[0]
     for name, value in whole[1].items():

@@ -32,7 +32,8 @@ def _with_own_covariates(method: Callable[..., R]) -> Callable[..., R]:
 class Likelihood(pyro_likelihoods.Likelihood):
     r"""p(y | f) of each target given J functions of its row, the outputs of the last layer.
 
-    A new likelihood needs :meth:`conditional` alone. The expected log density and the predictive
+    A new likelihood needs :meth:`conditional` alone, whose distribution has ``log_prob``,
+    ``sample``, ``cdf``, ``mean`` and ``variance``. The expected log density and the predictive
     distribution are then computed by quadrature over f, for up to three functions:
 
     >>> class Laplace(Likelihood):
