@@ -69,8 +69,7 @@ print(trace.format_shapes())
 
 # %% [markdown]
 # Any ELBO of Pyro will do. With `DRegIWELBO` the bound is importance-weighted with K samples of z,
-# and the encoder's gradient has a signal-to-noise ratio that grows with K. Training is Pyro's usual
-# loop:
+# and the encoder's gradient has a signal-to-noise ratio of order √K. Training is Pyro's usual loop:
 
 # %%
 svi = SVI(dgp.model, dgp.guide, pyro.optim.Adam({"lr": 0.01}), loss=DRegIWELBO(K=10))
