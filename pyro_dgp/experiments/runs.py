@@ -86,7 +86,8 @@ class RunConfig:
     The paper has 300,000 steps, and natural gradients of step size 0.01 for q(u) of the last layer,
     where Adam is the default here. The schedule "fast" has other defaults, for runs of minutes: 10
     importance samples, and larger step sizes of Adam and of natural gradients, which fall to 0
-    within 20,000 steps in single precision.
+    within 20,000 steps in single precision. With ``dataclasses.replace``, another schedule keeps
+    the values that these options have; None gives those of the schedule.
 
     :param str dataset: Name of the data set, one of :func:`~pyro_dgp.experiments.datasets.names`.
     :param int split: Number of the train-test split.
