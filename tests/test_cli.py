@@ -168,9 +168,11 @@ def test_reproduce(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("PYRO_DGP_DATA", str(DATA))
     size = ["--steps", "2", "--draws", "20", "--samples", "1", "4", "--points", "1"]
     size += ["--train-K", "2", "--output", str(tmp_path), "--quiet"]
+    fast = ["--schedule", "fast"]
     for what, extra in (
         ("figure3", ["--datasets", "forest", "--layers", "1"]),
         ("figure9", ["--datasets", "forest", "--seeds", "1", "--samples", "4"]),
+        ("figure9", ["--datasets", "forest", "--seeds", "1", "--samples", "4", *fast]),
     ):
         command = ["reproduce", what, *size, *extra]
         assert cli.main(command) == 0

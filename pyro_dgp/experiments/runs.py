@@ -228,6 +228,7 @@ def train(
     progress: bool = True,
     callback: Callable[[int, float], None] | None = None,
     checkpoint_interval: float = 30.0,
+    until: int | None = None,
 ) -> tuple[LatentDGP, TrainingHistory]:
     """Trains a model.
 
@@ -237,6 +238,7 @@ def train(
     :param bool progress: Whether to show a progress bar.
     :param callback: Function called after every step, see :func:`~pyro_dgp.infer.fit`.
     :param float checkpoint_interval: Seconds between two checkpoints.
+    :param int until: Number of steps after which to stop; None for all that the schedule has.
     :raises ValueError: If the data set is unknown or not the right one, or an option out of range.
     :raises FileNotFoundError: If the data set is missing.
     """
@@ -259,7 +261,7 @@ def train(
         dgp.guide,
         config.elbo(),
         (X, y),
-        num_steps=config.num_steps,
+        num_steps=config.num_steps if until is None else until,
         batch_size=config.batch_size,
         optim=config.optimizer(dgp),
         seed=seed,
@@ -287,9 +289,9 @@ def load_data(config: RunConfig) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return tensor(data.X_train), tensor(data.y_train), tensor(data.X_test), tensor(data.y_test)
 
 
-def checkpoint_path(config: RunConfig, folder: str | Path) -> Path:
-    """File to which :func:`run` saves the model."""
-    return Path(folder) / f"{config.model_name}.pt"
+def checkpoint_path(config: RunConfig, folder: str | Path, until: int | None = None) -> Path:
+    """File to which :func:`run` saves the model, or one for the model of the first steps."""
+    return Path(folder) / f"{config.model_name}{'' if until is None else f'_at{until}'}.pt"
 
 
 def record_path(config: RunConfig, folder: str | Path) -> Path:

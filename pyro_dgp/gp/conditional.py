@@ -90,8 +90,9 @@ class WhitenedConditional:
     the zeros. There are no derivatives.
 
     With :math:`L = [L_{ij}]` in blocks, :math:`a_i = L_{ii}^{-1} (k_i - \sum_{j < i} L_{ij} a_j)`.
-    Only the small blocks on the diagonal are inverted, which is as accurate as a solve; an inverse
-    of all of L would not be, see :class:`_Marginals`.
+    Only the small blocks on the diagonal are inverted. Between close inducing inputs, errors of the
+    variances are at most of the order of the jitter that float32 needs (1e-5 of the prior's
+    variance), where those of a triangular solve are 1e-6.
 
     :param torch.Tensor Luu: Cholesky factor L of the inducing inputs' kernel matrix, [M, M].
     :param torch.Tensor u_loc: Means of the whitened inducing values, [R, M].

@@ -168,6 +168,19 @@ def test_the_fast_schedule_has_defaults_of_its_own(tmp_path):
     assert optim.step_size == pytest.approx(0.05)
 
 
+def test_training_stops_part_way_along_its_schedule(tmp_path):
+    config = RunConfig("solar", schedule="fast", K=2, num_steps=4, num_test_samples=10)
+    whole, _ = train(config, progress=False)
+    checkpoint = checkpoint_path(config, tmp_path, until=2)
+    part, history = train(config, checkpoint, progress=False, until=2)
+    assert len(history.losses) == 2
+    loc = part.layers[-1].u_loc.detach().clone()
+    rest, history = train(config, checkpoint, progress=False)
+    assert len(history.losses) == 4
+    assert not torch.equal(rest.layers[-1].u_loc, loc)
+    assert torch.equal(rest.layers[-1].u_loc, whole.layers[-1].u_loc)
+
+
 def test_a_study_of_the_fast_schedule():
     size = Size(("forest",), steps=3000, train_K=50)
     fast = size.with_options(schedule="fast")

@@ -1,6 +1,5 @@
 """The paper's studies of signal-to-noise ratios: Figures 1, 2, 3, 8 and 9."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -126,11 +125,6 @@ def _along_training(
 ) -> dict[str, dict[int, list[SNRPoint]]]:
     """By data set and step, for both estimators and all seeds, of one minibatch's gradient."""
     size.only("samples")  # or seeds would be mixed with them
-    if size.schedule not in (None, "steps"):
-        raise ValueError(
-            f"schedule {size.schedule} depends on the number of steps, and this figure looks at "
-            "training after several: leave it out."
-        )
     found: dict[str, dict[int, list[SNRPoint]]] = {}
     steps = sorted({round(size.steps * share) for share in (0, 0.01, 0.03, 0.1, 0.3, 1)})
     for dataset in size.datasets:
@@ -138,20 +132,18 @@ def _along_training(
         for seed in range(size.seeds):
             config = size.config(dataset, size.only("layers"), seed)
             _, X, y = some_data(config, config.batch_size)
-            before = None
+            before: Path | None = None
             for step in steps:
-                # Nothing in training depends on where it ends, so one run passes all the steps.
-                at = replace(config, num_steps=step)
-                checkpoint = checkpoint_path(at, folder)
+                checkpoint = checkpoint_path(config, folder, step)
                 if before is not None and before.exists() and not checkpoint.exists():
                     with written_whole(checkpoint) as temporary:
                         Path(temporary).write_bytes(before.read_bytes())
-                dgp = trained(at, folder, progress)
+                dgp = trained(config, folder, progress, step)
                 before = checkpoint
                 sweep = snr_sweep(
                     dgp.model, dgp.guide, (X, y), encoders.ESTIMATORS, size.samples,
                     groups={"encoder": encoders.encoder_sites(dgp, X, y)}, num_draws=size.draws,
-                    path=folder / f"{at.name}_batch_snr.json", progress=progress,
+                    path=folder / f"{config.name}_at{step}_batch_snr.json", progress=progress,
                 )  # fmt: skip
                 found[dataset][step] += sweep.points
     return found

@@ -138,15 +138,16 @@ class Study:
     files: Callable[[Any], dict[str, str]] = lambda results: {}
 
 
-def trained(config: RunConfig, folder: Path, progress: bool) -> LatentDGP:
+def trained(config: RunConfig, folder: Path, progress: bool, until: int | None = None) -> LatentDGP:
     """The model of a configuration, from the folder or newly trained.
 
     :param RunConfig config: The configuration.
     :param folder: Folder for the model.
     :param bool progress: Whether to show a progress bar.
+    :param int until: Number of steps after which to stop; None for all that the schedule has.
     :raises KeyboardInterrupt: After Ctrl-C, when the steps done have been saved.
     """
-    dgp, history = train(config, checkpoint_path(config, folder), progress)
+    dgp, history = train(config, checkpoint_path(config, folder, until), progress, until=until)
     if history.interrupted:
         raise KeyboardInterrupt
     return dgp
