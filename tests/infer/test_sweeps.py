@@ -1,7 +1,10 @@
+import math
 from functools import partial
 
 import pyro
+import pyro.distributions as dist
 import pytest
+import torch
 
 from pyro_dgp import DRegIWELBO, PartiallyCollapsedIWELBO
 from pyro_dgp.infer import SNRPoint, SNRSweep, snr_sweep
@@ -51,6 +54,33 @@ def test_orders_of_a_vae():
     for name in ESTIMATORS:
         slope, error = sweep.slope(by="num_particles", estimator=name, group="guide")
         assert abs(slope - 0.5) < 3 * error + 0.03
+
+
+def test_a_guide_narrower_than_the_posterior():
+    """DReG's order is min(1/2, 1/(2k) - 3/2), k the tail index of w: 1/2 and 1/6 here."""
+    x = torch.tensor([0.8], dtype=torch.float64)
+
+    def model(tail):
+        with pyro.plate("data", 1):
+            z = pyro.sample("z", dist.Normal(torch.zeros_like(x), 1.0))
+            pyro.sample("x", dist.Normal(z, 1.0), obs=x)
+
+    def guide(tail):
+        loc = pyro.param("loc", 0.5 * x + 0.1)
+        # w is the exponential of a squared normal variable: k = 1 - Var(q) / Var(posterior).
+        scale = (0.5 * (1 - tail)) ** 0.5
+        with pyro.plate("data", 1):
+            pyro.sample("z", dist.Normal(loc, scale))
+
+    orders = {}
+    for tail in (0.1, 0.3):
+        sweep = snr_sweep(
+            model, guide, (tail,), {"DReG": DRegIWELBO}, (10, 1000), num_draws=4000, progress=False
+        )
+        few, many = (p.snr for p in sweep.points)
+        orders[tail] = math.log(many / few) / math.log(100)
+    assert orders[0.1] == pytest.approx(1 / 2, abs=0.05)
+    assert orders[0.3] == pytest.approx(1 / 6, abs=0.15)
 
 
 def test_slope_of_known_points():
