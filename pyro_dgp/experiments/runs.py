@@ -60,13 +60,19 @@ LOSSES = ("dreg", "reg", "vi")
 LIKELIHOODS = ("gaussian", "heteroscedastic", "student_t", "rounded", "zero_inflated")
 
 
-_STEPS = {"K": 50, "num_steps": 3000, "lr": 0.005, "natural_lr": 0.0, "dtype": "float64"}
+_STEPS = {
+    "K": 50, "num_steps": 3000, "batch_size": 64, "lr": 0.005, "natural_lr": 0.0,
+    "dtype": "float64",
+}  # fmt: skip
 #: Defaults of the options that depend on the schedule.
 SCHEDULES = {
     "steps": _STEPS,
     "cosine": _STEPS,
-    "fast": {"K": 10, "num_steps": 20_000, "lr": 0.03, "natural_lr": 0.1, "dtype": "float32"},
-}
+    "fast": {
+        "K": 3, "num_steps": 20_000, "batch_size": 200, "lr": 0.03, "natural_lr": 0.3,
+        "dtype": "float32",
+    },
+}  # fmt: skip
 
 
 def _one_of(choices: tuple[str, ...]) -> Any:
@@ -84,10 +90,11 @@ class RunConfig:
     """The configuration of a run. The defaults are the paper's, with two exceptions.
 
     The paper has 300,000 steps, and natural gradients of step size 0.01 for q(u) of the last layer,
-    where Adam is the default here. The schedule "fast" has other defaults, for runs of minutes: 10
-    importance samples, and larger step sizes of Adam and of natural gradients, which fall to 0
-    within 20,000 steps in single precision. With ``dataclasses.replace``, another schedule keeps
-    the values that these options have; None gives those of the schedule.
+    where Adam is the default here. The schedule "fast" has other defaults, for runs of minutes:
+    batches of 200 rows, 3 importance samples of each, and larger step sizes of Adam and of natural
+    gradients, which fall to 0 within 20,000 steps in single precision. With
+    ``dataclasses.replace``, another schedule keeps the values that these options have; None gives
+    those of the schedule.
 
     :param str dataset: Name of the data set, one of :func:`~pyro_dgp.experiments.datasets.names`.
     :param int split: Number of the train-test split.
@@ -95,7 +102,7 @@ class RunConfig:
         given).
     :param str loss: Loss: the bound with the doubly reparameterised gradient ("dreg") or the
         ordinary one ("reg"), or doubly stochastic VI ("vi", ``TraceMeanField_ELBO``).
-    :param int K: Number of importance samples, 50 or, if "fast", 10; not used by "vi".
+    :param int K: Number of importance samples, 50 or, if "fast", 3; not used by "vi".
     :param int num_layers: Number of GP layers.
     :param int latent_dim: Dimension of z; 0 for a plain deep GP.
     :param bool learned_qz: Whether to learn q(z | x, y), or to fix it to the prior.
@@ -106,10 +113,10 @@ class RunConfig:
         :class:`~pyro_dgp.gp.likelihoods.HeteroscedasticGaussian`.
     :param str kernel: Kernel of all layers.
     :param int num_steps: Number of gradient steps, 3000 or, if "fast", 20,000.
-    :param int batch_size: Number of rows per minibatch.
+    :param int batch_size: Number of rows per minibatch, 64 or, if "fast", 200.
     :param float lr: Initial learning rate of Adam, 0.005 or, if "fast", 0.03.
     :param float natural_lr: Initial step size of natural gradients for q(u) of the last layer, 0.01
-        in the paper, 0.1 if "fast"; 0, the default otherwise, for Adam there, too.
+        in the paper, 0.3 if "fast"; 0, the default otherwise, for Adam there, too.
     :param float lr_decay: Factor of both step sizes every ``lr_decay_steps`` steps.
     :param int lr_decay_steps: Number of steps between two decays.
     :param str schedule: Schedule of both step sizes: the paper's, "steps", with ``lr_decay``; or
@@ -137,7 +144,7 @@ class RunConfig:
     noise_scale: float = 0.25
     kernel: str = _one_of(tuple(KERNELS))
     num_steps: int = _of_schedule()
-    batch_size: int = 64
+    batch_size: int = _of_schedule()
     lr: float = _of_schedule()
     natural_lr: float = _of_schedule()
     lr_decay: float = 0.98

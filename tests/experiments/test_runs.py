@@ -151,8 +151,8 @@ def test_the_learning_rate_may_fall_along_a_cosine():
 
 def test_the_fast_schedule_has_defaults_of_its_own(tmp_path):
     config = RunConfig("solar", schedule="fast")
-    assert (config.K, config.dtype, config.natural_lr) == (10, "float32", 0.1)
-    assert config.name == "solar_split0_dreg_K10_schedule=fast"
+    assert (config.K, config.batch_size, config.dtype) == (3, 200, "float32")
+    assert config.name == "solar_split0_dreg_K3_schedule=fast"
     assert RunConfig("solar").name == "solar_split0_dreg_K50"
     assert replace(config, dtype="float64").name.endswith("_schedule=fast_dtype=float64")
     assert RunConfig("solar", schedule="fast", K=50, lr=0.005).K == 50
@@ -165,7 +165,7 @@ def test_the_fast_schedule_has_defaults_of_its_own(tmp_path):
     assert isinstance(optim, NaturalGradient)
     assert optim.layers == [dgp.layers[-1]]
     optim.num_steps = 2
-    assert optim.step_size == pytest.approx(0.05)
+    assert optim.step_size == pytest.approx(0.15)
 
 
 def test_training_stops_part_way_along_its_schedule(tmp_path):

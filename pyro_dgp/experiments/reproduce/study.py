@@ -107,7 +107,9 @@ class Size:
             config = RunConfig(dataset, K=self.train_K, num_layers=num_layers, num_steps=self.steps)
         own: dict[str, Any] = {} if self.lr is None else {"lr": self.lr}
         if self.schedule is not None:
-            own |= {"schedule": self.schedule, "natural_lr": None}  # None for the schedule's
+            # None for what the schedule has.
+            own |= {"schedule": self.schedule, "natural_lr": None}
+            own |= {"batch_size": None} if self.schedule == "fast" else {}
         return replace(config, dataset=dataset, seed=seed or None, dtype=self.dtype, **own)
 
 
