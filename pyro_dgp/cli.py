@@ -122,6 +122,11 @@ def _snr(args: argparse.Namespace) -> int:
             print(f"{name}: SNR ~ K^({slope:.2f} +- {error:.2f})")
         except ValueError as error:
             print(f"{name}: {error}")
+    k = encoders.tail_indices(dgp, X, y, seed)
+    print(
+        f"Pareto k of the weights: {k.min():.2f} to {k.max():.2f}; above 0.25 DReG's ratio rises "
+        "more slowly than the root of K"
+    )
     print(f"points               {path}")
     if figures is not None:
         parameters = sorted({p.group for p in sweep.points} - {"encoder"})[:4]

@@ -1,5 +1,6 @@
 import argparse
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -127,7 +128,9 @@ SNR = ["--samples", "1", "10", "--draws", "40", "--points", "1", "--quiet"]
 
 def test_snr(tmp_path, capsys):
     assert cli.main(["snr", "--steps", "20", *SNR, "--output", str(tmp_path)]) == 0
-    assert "DReG           10" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "DReG           10" in out
+    assert re.search(r"Pareto k of the weights: -?\d\.\d\d to -?\d\.\d\d;", out)
     points = SNRSweep.load(tmp_path / "snr.json").points
     assert {(p.estimator, p.K) for p in points} == {
         (e, K) for e in ("REG", "DReG") for K in (1, 10)

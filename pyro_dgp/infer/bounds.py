@@ -159,10 +159,12 @@ class WeightDiagnostics(NamedTuple):
         sample has all the weight) to K (all have the same).
     :param torch.Tensor largest_weight: The largest normalised weight, from 1/K to 1.
     :param torch.Tensor pareto_k: The shape of the generalised Pareto distribution of the largest
-        weights, whose moments exist up to 1 / pareto_k. Below 0.5 the weights have a variance; up
-        to 0.7 their mean is estimated well by a feasible number of samples; above, more samples
-        hardly help: the tails of the guide are too light, or it misses a mode. NaN where K is below
-        21, which leaves fewer than five weights for the fit. Source: Vehtari et al. (2024).
+        weights, whose moments exist up to 1 / pareto_k. Below 0.25 the signal-to-noise ratio of the
+        doubly reparameterised gradient rises like the root of K, above more slowly or not at all.
+        Below 0.5 the weights have a variance; up to 0.7 their mean is estimated well by a feasible
+        number of samples; above, more samples hardly help: the tails of the guide are too light, or
+        it misses a mode. NaN where K is below 21, which leaves fewer than five weights for the fit.
+        Source: Vehtari et al. (2024).
     """
 
     effective_sample_size: Tensor

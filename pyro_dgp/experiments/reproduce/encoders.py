@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyro
 from torch import Tensor
 
 from pyro_dgp.gp import LatentDGP
@@ -21,6 +22,7 @@ from pyro_dgp.infer import (
     snr_sweep,
 )
 from pyro_dgp.infer.checkpoint import parameters_of
+from pyro_dgp.infer.random_state import untouched_random_state
 
 __all__ = [
     "ESTIMATORS",
@@ -30,6 +32,7 @@ __all__ = [
     "snr_against_K",
     "snr_of_entries",
     "strongest_weight",
+    "tail_indices",
 ]
 
 ESTIMATORS = {"REG": PartiallyCollapsedIWELBO, "DReG": DRegIWELBO}
@@ -84,6 +87,22 @@ def snr_against_K(
         )
     ]  # fmt: skip
     return SNRSweep([_mean(points) for points in zip(*(s.points for s in sweeps), strict=True)])
+
+
+def tail_indices(dgp: LatentDGP, X: Tensor, y: Tensor, seed: int = 0) -> Tensor:
+    """Pareto k of the importance weights of each datum, estimated from 10,000 samples.
+
+    :param LatentDGP dgp: A trained model.
+    :param torch.Tensor X: Inputs of the data, [N, D].
+    :param torch.Tensor y: Targets of the data, [N].
+    :param int seed: Seed of the samples.
+    :returns: [N].
+    """
+    loss = DRegIWELBO(K=10_000, chunk_size=1000)
+    with untouched_random_state():
+        pyro.set_rng_seed(seed)
+        loss.loss(dgp.model, dgp.guide, X, y)
+    return loss.weight_diagnostics().pareto_k[0]
 
 
 def random_entries(
