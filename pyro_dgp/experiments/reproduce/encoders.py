@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pyro
+import torch
 from torch import Tensor
 
 from pyro_dgp.gp import LatentDGP
@@ -98,11 +99,13 @@ def tail_indices(dgp: LatentDGP, X: Tensor, y: Tensor, seed: int = 0) -> Tensor:
     :param int seed: Seed of the samples.
     :returns: [N].
     """
-    loss = DRegIWELBO(K=10_000, chunk_size=1000)
+    loss, found = DRegIWELBO(K=10_000), []
     with untouched_random_state():
         pyro.set_rng_seed(seed)
-        loss.loss(dgp.model, dgp.guide, X, y)
-    return loss.weight_diagnostics().pareto_k[0]
+        for datum in zip(X.split(1), y.split(1), strict=True):
+            loss.loss(dgp.model, dgp.guide, *datum)
+            found.append(loss.weight_diagnostics().pareto_k.reshape(1))
+    return torch.cat(found)
 
 
 def random_entries(
