@@ -14,6 +14,7 @@ or K = 1). Sources: Burda et al. (2015); Rainforth et al. (2018), section 5; Dau
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import NamedTuple
 
 import torch
@@ -84,6 +85,8 @@ class Bound:
         the one with M sets of K. Source: Rainforth et al. (2018), section 5.3.
     :param float alpha: Order of the bound, from 0 (importance weights) to below 1 (nearly equal
         weights).
+    :raises ValueError: If ``beta`` or ``alpha`` is out of range.
+    :raises NotImplementedError: If ``alpha`` and ``piwae`` are both given.
     """
 
     num_particles: int
@@ -91,6 +94,19 @@ class Bound:
     beta: float
     piwae: bool
     alpha: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.beta, Real) or not 0 <= self.beta <= 1:
+            raise ValueError(f"beta must be between 0 and 1, but it is {self.beta}.")
+        if not isinstance(self.alpha, Real) or not 0 <= self.alpha < 1:
+            raise ValueError(
+                f"alpha must be at least 0 and below 1, but it is {self.alpha}. Where alpha is 1 "
+                "the bound is the ordinary ELBO: beta=1."
+            )
+        if self.alpha and self.piwae:
+            raise NotImplementedError(
+                "alpha and piwae together have no gradient that is known; leave one of them out."
+            )
 
     def value(self, log_w: Tensor) -> Tensor:
         """

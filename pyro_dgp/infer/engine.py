@@ -14,9 +14,6 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from functools import reduce
-from numbers import Real
-from operator import add
 from typing import Any
 
 import torch
@@ -27,14 +24,13 @@ from pyro.util import warn_if_nan
 from torch import Tensor
 
 from pyro_dgp._checks import check_integer
-from pyro_dgp.infer.bounds import Bound, Coefficients, WeightDiagnostics, weight_diagnostics
+from pyro_dgp.infer.bounds import Bound, WeightDiagnostics, weight_diagnostics
 from pyro_dgp.infer.broadcasting import UNKNOWN, wrong_broadcasting, wrongly_broadcast
+from pyro_dgp.infer.estimates import estimate
 from pyro_dgp.infer.estimators import Estimator
-from pyro_dgp.infer.graph import leaves
-from pyro_dgp.infer.random_state import random_state, set_random_state
 from pyro_dgp.infer.roles import Roles
 from pyro_dgp.infer.running import NewStructure, Runs, chunks
-from pyro_dgp.infer.samples import Samples, is_collision
+from pyro_dgp.infer.samples import is_collision
 from pyro_dgp.infer.structure import Structure, both_traces
 
 __all__ = ["ImportanceWeightedELBO"]
@@ -65,18 +61,8 @@ class ImportanceWeightedELBO(ELBO):
         num_particles = check_integer("num_particles", num_particles, 1)
         super().__init__(num_particles=num_particles, retain_graph=retain_graph)
         self.K = check_integer("K", K, 1)
-        if not isinstance(beta, Real) or not 0 <= beta <= 1:
-            raise ValueError(f"beta must be between 0 and 1, but it is {beta}.")
-        if not isinstance(alpha, Real) or not 0 <= alpha < 1:
-            raise ValueError(
-                f"alpha must be at least 0 and below 1, but it is {alpha}. Where alpha is 1 the "
-                "bound is the ordinary ELBO: beta=1."
-            )
-        if alpha and piwae:
-            raise NotImplementedError(
-                "alpha and piwae together have no gradient that is known; leave one of them out."
-            )
-        self.beta, self.piwae, self.alpha = float(beta), piwae, float(alpha)
+        self.beta, self.piwae, self.alpha = beta, piwae, alpha
+        _ = self.bound  # refuses options out of range
         self.chunk_size = None if chunk_size is None else check_integer("chunk_size", chunk_size, 1)
         self.max_plate_nesting = max_plate_nesting
         self.vectorize_particles = vectorize_particles
@@ -128,7 +114,7 @@ class ImportanceWeightedELBO(ELBO):
                 self.num_particles * self.K // sets, self.vectorize_particles,
             )  # fmt: skip
             try:
-                value, log_weights = _estimate(
+                value, log_weights = estimate(
                     self.bound, runs, self._chunks(roles), twice=self.chunk_size is not None
                 )
                 self._log_weights = log_weights
@@ -230,83 +216,3 @@ def _warn_of_options_without_effect(loss: ImportanceWeightedELBO, structure: Str
             f"{names} can do nothing. (num_particles averages over draws of global sites.)",
             stacklevel=5,
         )
-
-
-# From samples to the bound.
-
-
-def _estimate(bound: Bound, run: Runs, chunks: list[slice], twice: bool) -> tuple[Tensor, Tensor]:
-    """The bound, as a scalar whose derivative is the gradient estimate, and the log weights.
-
-    :param bool twice: Whether to hold the graph of one chunk at a time: chunks are first drawn for
-        their weights, without a graph, and then again for their gradient.
-    """
-    first, *others = chunks
-    samples = [run(first)]
-    if not twice or not others or not torch.is_grad_enabled():
-        samples += [run(rows) for rows in others]
-        value, log_weights, coefficients = _value(bound, samples[0], [s.weights for s in samples])
-        if torch.is_grad_enabled():
-            surrogate = reduce(add, (s.surrogate(coefficients) for s in samples))
-            value = value + (surrogate - surrogate.detach())
-        return value, log_weights
-
-    weights, states, kept = [samples[0].weights], [], run.others.copy()
-    with torch.no_grad():
-        for rows in others:
-            states.append(random_state())
-            weights.append(run(rows).weights)
-    run.others = kept  # those added since have no graph
-    value, log_weights, coefficients = _value(bound, samples[0], weights)
-    gradients: dict[Tensor, Tensor] = {}
-    # The samples of a chunk hold its graph, so they must be freed before the next chunk is drawn.
-    _add_gradients(gradients, samples.pop().surrogate(coefficients))
-    for rows, state in zip(others, states, strict=True):
-        set_random_state(state)
-        _add_gradients(gradients, run(rows).surrogate(coefficients))
-    return _WithGradients.apply(value, tuple(gradients.values()), *gradients), log_weights
-
-
-def _value(
-    bound: Bound, first: Samples, weights: list[tuple[Tensor, Tensor]]
-) -> tuple[Tensor, Tensor, Coefficients]:
-    """The bound's value, the log weights [M, K, ...], and each sample's weight in the gradient.
-
-    :param list weights: For each run, log w of its samples, [samples, number of data], and the part
-        of the bound outside the logarithms.
-    """
-    log_w, outside = zip(*weights, strict=True)
-    log_weights = torch.cat(log_w)
-    groups = [shape for _, shape in first.columns.values()]
-    shape = groups[0] if len(groups) == 1 else log_weights.shape[1:]
-    # L = N/B sum_n log 1/K sum_k w_nk - KL(all other sites)
-    value = first.scale * bound.value(log_weights).sum() + sum(outside)
-    by_set = log_weights.reshape(bound.num_particles, bound.K, *shape)
-    coefficients = bound.coefficients(log_weights)
-    if first.log_scored is not None:
-        coefficients = replace(coefficients, signal=bound.signals(log_weights))
-    return value, by_set, coefficients
-
-
-class _WithGradients(torch.autograd.Function):
-    """A value with given derivatives by some tensors."""
-
-    @staticmethod
-    def forward(ctx, value, gradients, *tensors):
-        ctx.gradients = gradients
-        return value
-
-    @staticmethod
-    def backward(ctx, by_value):
-        return None, None, *(by_value * gradient for gradient in ctx.gradients)
-
-
-def _add_gradients(gradients: dict[Tensor, Tensor], scalar: Tensor) -> None:
-    """Adds the derivatives of a scalar by all leaves that it depends on."""
-    inputs = leaves(scalar)
-    if not inputs:
-        return
-    # The part of the graph that runs share is needed again.
-    found = torch.autograd.grad(scalar, inputs, retain_graph=True)
-    for leaf, gradient in zip(inputs, found, strict=True):
-        gradients[leaf] = gradients[leaf] + gradient if leaf in gradients else gradient

@@ -90,16 +90,16 @@ class Roles:
         plates = {name: frozenset(plates_of(s)) for name, s in {**observed, **latent}.items()}
         if not any(plates.values()):
             found = cls(frozenset(), bool(latent.keys() - once), nesting, once, free, scored)
-            found._check_reparameterised(guide_sites)
+            _check_reparameterised(found, guide_sites)
             return found
         latent_plates = {name: plates[name] for name in latent if name not in once}
         common = _common_plates(
             {name: plates[name] for name in observed.keys() - free or observed}, latent_plates
         )
         found = cls(common, False, nesting, once, free, scored)
-        found._check_reparameterised(guide_sites)
+        _check_reparameterised(found, guide_sites)
         for name in latent.keys() & model_sites.keys():
-            found._check_places(name, model_sites[name], guide_sites[name])
+            _check_places(found, name, model_sites[name], guide_sites[name])
         for name, site in {**observed, **latent}.items():
             _refuse_subsampling(found, name, site)
         return found
@@ -173,35 +173,6 @@ class Roles:
         frames = [frame for name, frame in plates_of(site).items() if name in self.plates]
         return {frame.dim: frame.size for frame in frames if frame.dim is not None}
 
-    def _check_places(self, name: str, model_site: Site, guide_site: Site) -> None:
-        if self.is_local(model_site) != self.is_local(guide_site):
-            raise NotImplementedError(
-                f"Site '{name}' stands in plate(s) {sorted(plates_of(model_site))} in the model, "
-                f"but in {sorted(plates_of(guide_site))} in the guide: give the guide's plates the "
-                "names of the model's."
-            )
-        if self.group(model_site) != self.group(guide_site):
-            raise NotImplementedError(
-                f"Site '{name}' stands in iteration {self.group(model_site)} of a sequential "
-                f"plate in the model, but in {self.group(guide_site)} in the guide: let both "
-                "go through the plate in one order."
-            )
-
-    def _check_reparameterised(self, guide_sites: dict[str, Site]) -> None:
-        for name, site in guide_sites.items():
-            if is_reparameterised(site):
-                continue
-            local, remedy = self.is_local(site), "use a distribution with rsample"
-            if isinstance(site["fn"], Unit):
-                local = False
-                remedy = "pass has_rsample=True to pyro.factor if all draws that it reads are"
-            if not (local and self.scored):
-                raise NotImplementedError(
-                    f"The guide's site '{name}' ({type(site['fn']).__name__}) is not "
-                    f"reparameterised; {remedy}, or use "
-                    f"{'VIMCOIWELBO' if local else 'TraceGraph_ELBO'}."
-                )
-
 
 def _place(frame: CondIndepStackFrame) -> tuple:
     iteration = None if frame.vectorized else _iteration(frame)
@@ -215,6 +186,37 @@ def _iteration(frame: CondIndepStackFrame) -> int:
 
 def _subsamples(frame: CondIndepStackFrame) -> bool:
     return frame.full_size not in (None, frame.size)
+
+
+def _check_places(roles: Roles, name: str, model_site: Site, guide_site: Site) -> None:
+    if roles.is_local(model_site) != roles.is_local(guide_site):
+        raise NotImplementedError(
+            f"Site '{name}' stands in plate(s) {sorted(plates_of(model_site))} in the model, "
+            f"but in {sorted(plates_of(guide_site))} in the guide: give the guide's plates the "
+            "names of the model's."
+        )
+    if roles.group(model_site) != roles.group(guide_site):
+        raise NotImplementedError(
+            f"Site '{name}' stands in iteration {roles.group(model_site)} of a sequential "
+            f"plate in the model, but in {roles.group(guide_site)} in the guide: let both "
+            "go through the plate in one order."
+        )
+
+
+def _check_reparameterised(roles: Roles, guide_sites: dict[str, Site]) -> None:
+    for name, site in guide_sites.items():
+        if is_reparameterised(site):
+            continue
+        local, remedy = roles.is_local(site), "use a distribution with rsample"
+        if isinstance(site["fn"], Unit):
+            local = False
+            remedy = "pass has_rsample=True to pyro.factor if all draws that it reads are"
+        if not (local and roles.scored):
+            raise NotImplementedError(
+                f"The guide's site '{name}' ({type(site['fn']).__name__}) is not "
+                f"reparameterised; {remedy}, or use "
+                f"{'VIMCOIWELBO' if local else 'TraceGraph_ELBO'}."
+            )
 
 
 def _refuse_subsampling(roles: Roles, name: str, site: Site) -> None:
