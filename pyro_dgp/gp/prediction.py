@@ -53,8 +53,9 @@ def predict(
     :param torch.Tensor X: New inputs, [N, D].
     :param int num_samples: Number of components S.
     :param bool shared_draws: True for the same draws of z and of the hidden layers' noise in all
-        rows. Each row's distribution is as good an estimate; it then varies smoothly with the
-        inputs, and does not depend on the other rows.
+        rows, so that predictions vary smoothly with the inputs and do not depend on the other rows.
+        They are a Latin hypercube (McKay et al. 1979), as an error of the draws would be that of
+        all rows.
     :param torch.Tensor z: Fixed latent input of all rows, [latent_dim], to see its effect; None to
         draw it. It needs a single :class:`~pyro_dgp.gp.LatentLayer`.
     :param torch.Generator generator: Source of the draws, on X's device; None for torch's global
@@ -77,6 +78,8 @@ def predict(
             return None
         if layer in fixed:
             return fixed[layer].expand(samples, rows, -1)
+        if shared_draws:
+            return _latin_hypercube(samples, layer.noise_dim, X, generator).unsqueeze(1)
         shape = (samples, rows, layer.noise_dim)
         return torch.randn(shape, dtype=X.dtype, device=X.device, generator=generator)
 
@@ -126,6 +129,21 @@ def predict(
     else:
         found = [mixture_of(fixed_copy(self), 0, num_samples)]
     return PredictiveMixture(found, self.likelihood.event_dim)
+
+
+def _latin_hypercube(
+    size: int, dim: int, like: Tensor, generator: torch.Generator | None
+) -> Tensor:
+    """Standard normal draws, [size, dim], each coordinate of which has one in every 1/size of the
+    probability; in the dtype and on the device of ``like``.
+    """
+
+    def uniform() -> Tensor:
+        return torch.rand(size, dim, dtype=torch.float64, device=like.device, generator=generator)
+
+    u = (uniform().argsort(0) + uniform()) / size
+    eps = torch.finfo(u.dtype).eps
+    return torch.special.ndtri(u.clamp(eps, 1 - eps)).to(like.dtype)
 
 
 @torch.no_grad()

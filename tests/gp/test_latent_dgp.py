@@ -22,6 +22,7 @@ from pyro_dgp import (
     PartiallyCollapsedIWELBO,
 )
 from pyro_dgp.gp.conditional import whitened_kl
+from pyro_dgp.gp.prediction import _latin_hypercube
 from tests.gp.models import D, M, N, data, randomize, small, through_pickle
 from tests.quadrature import gauss_hermite
 
@@ -541,6 +542,33 @@ def test_shared_draws_make_rows_independent_of_one_another(monkeypatch, num_outp
     error = (one.components.loc.var(0) / 4000 + other.components.loc.var(0) / 4000).sqrt()
     assert ((one.mean - other.mean).abs() < 4 * error).all()
     assert torch.allclose(one.stddev, other.stddev, rtol=0.1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.statistical
+def test_shared_draws_are_evenly_spread(dtype):
+    X, y = (t.to(dtype) for t in data())
+    dgp = small(X, y, num_layers=1, latent_dim=2)
+    randomize(dgp)
+
+    def spread(**options):
+        """Standard deviation of the predictive means over repetitions."""
+        return torch.stack([dgp.predict(X[:4], 100, **options).mean for _ in range(40)]).std(0)
+
+    pyro.set_rng_seed(0)
+    # Independent draws have a ratio of 1, which 40 repetitions estimate to some 15%.
+    assert (spread(shared_draws=True) < 0.4 * spread()).all()
+
+
+def test_a_latin_hypercube_has_one_draw_in_each_part():
+    generator = torch.Generator().manual_seed(0)
+    z = _latin_hypercube(1000, 3, torch.zeros((), dtype=torch.float64), generator)
+    parts = (1000 * torch.special.ndtr(z)).floor().long().sort(0).values
+    assert (parts == torch.arange(1000).unsqueeze(-1)).all()
+    # Coordinates are independent of each other: a correlation has a standard error of 0.03.
+    assert (z.mT.corrcoef().triu(1).abs() < 0.12).all()
+    first = _latin_hypercube(3, 1, torch.zeros((), dtype=torch.float32), generator)
+    assert first.dtype == torch.float32 and first.shape == (3, 1)
 
 
 def test_predictions_with_a_given_latent_input():
