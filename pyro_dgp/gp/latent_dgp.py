@@ -53,6 +53,7 @@ class LatentDGP(UniquelyNamed):
 
     from_data = classmethod(configuration.from_data)
     predict = prediction.predict
+    fit_latent_prior = prediction.fit_latent_prior
     draw_functions = prediction.draw_functions
 
     def __init__(

@@ -4,7 +4,7 @@ Pyro's handlers and its param store, which are global, are not involved. So seve
 predict with the same model, or while another model is being trained.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,8 @@ from pyro_dgp._checks import check_integer
 from pyro_dgp.gp.batches import assembled
 from pyro_dgp.gp.fixed import fixed_copy, has_priors
 from pyro_dgp.gp.interpolation import interpolated
-from pyro_dgp.gp.layers import GPLayer, Layer
+from pyro_dgp.gp.latent_prior import balanced_draws, maximum_posterior_shares
+from pyro_dgp.gp.layers import GPLayer, LatentLayer, Layer
 from pyro_dgp.gp.likelihoods import Likelihood
 from pyro_dgp.gp.mixture import PredictiveMixture
 from pyro_dgp.gp.pathwise import unit_frequencies
@@ -24,8 +25,13 @@ from pyro_dgp.gp.pathwise import unit_frequencies
 if TYPE_CHECKING:
     from pyro_dgp.gp.latent_dgp import LatentDGP
 
-__all__ = ["draw_functions", "predict"]
+__all__ = ["Noise", "draw_functions", "mixture", "predict", "shared_noise"]
 
+#: The noise of each hidden layer, or None if it has none.
+Noise = Sequence[Tensor | None]
+
+# Rows whose densities at all draws of z are computed at once to fit its prior.
+_PRIOR_ROWS = 128
 # Rows [samples x inputs] that go through the layers at once.
 _PREDICT_ROWS = 2**13
 # Features [functions x inputs x features] that are held at once.
@@ -71,6 +77,49 @@ def predict(
     num_samples = check_integer("num_samples", num_samples, 1)
     covariates.pop("weight", None)  # a weight of y, for training only
     fixed = self._fixed_inputs(z)
+    noise = shared_noise(self, num_samples, X, generator, fixed) if shared_draws else None
+    return mixture(self, X, num_samples, generator, covariates, noise, fixed)
+
+
+def shared_noise(
+    self: "LatentDGP",
+    num_samples: int,
+    like: Tensor,
+    generator: torch.Generator | None,
+    fixed: Mapping[Layer, Tensor],
+) -> list[Tensor | None]:
+    """The noise of the hidden layers for all rows, [num_samples, 1, noise_dim] each.
+
+    :param torch.Tensor like: A tensor of the model's dtype, on its device.
+    :param dict fixed: Given noise of some layers, [noise_dim].
+    """
+    found: list[Tensor | None] = []
+    for layer in self.layers[:-1]:
+        if not layer.noise_dim:
+            found.append(None)
+        elif layer in fixed:
+            found.append(fixed[layer].expand(num_samples, 1, -1))
+        else:
+            draws = _latin_hypercube(num_samples, layer.noise_dim, like, generator)
+            found.append(layer.noise_from(draws).unsqueeze(1))
+    return found
+
+
+def mixture(
+    self: "LatentDGP",
+    X: Tensor,
+    num_samples: int,
+    generator: torch.Generator | None,
+    covariates: Mapping[str, Tensor],
+    shared: Noise | None,
+    fixed: Mapping[Layer, Tensor],
+) -> PredictiveMixture:
+    """The mixture over draws of :func:`predict`.
+
+    :param shared: Noise from :func:`shared_noise`, for all rows; None to draw it row by row.
+    :param dict fixed: Given noise of some layers, [noise_dim].
+    """
+    hidden = list(self.layers[:-1])
 
     def noise(layer: Layer, samples: int, rows: int) -> Tensor | None:
         """Noise of some samples and rows, [samples, rows, noise_dim]; None without noise."""
@@ -78,15 +127,11 @@ def predict(
             return None
         if layer in fixed:
             return fixed[layer].expand(samples, rows, -1)
-        if shared_draws:
-            return _latin_hypercube(samples, layer.noise_dim, X, generator).unsqueeze(1)
         shape = (samples, rows, layer.noise_dim)
-        return torch.randn(shape, dtype=X.dtype, device=X.device, generator=generator)
+        standard = torch.randn(shape, dtype=X.dtype, device=X.device, generator=generator)
+        return layer.noise_from(standard)
 
-    hidden = list(self.layers[:-1])
-    shared = [noise(layer, num_samples, 1) for layer in hidden] if shared_draws else None
-
-    def draws(start: int, stop: int, rows: slice) -> Sequence[Tensor | None]:
+    def draws(start: int, stop: int, rows: slice) -> Noise:
         if shared is not None:
             return [None if values is None else values[start:stop] for values in shared]
         return [noise(layer, stop - start, rows.stop - rows.start) for layer in hidden]
@@ -146,6 +191,55 @@ def _latin_hypercube(
     return torch.special.ndtri(u.clamp(eps, 1 - eps)).to(like.dtype)
 
 
+@torch.inference_mode(False)
+@torch.no_grad()
+def fit_latent_prior(
+    self: "LatentDGP",
+    X: Tensor,
+    y: Tensor,
+    *,
+    generator: torch.Generator | None = None,
+    **covariates: Tensor,
+) -> None:
+    """Fits the prior p(z) of the latent inputs to data, with all other parameters fixed.
+
+    After training under N(0, I) this takes seconds, and makes predictions sharper between separate
+    modes (:mod:`~pyro_dgp.gp.latent_prior`). The prior is a buffer of the latent layers. Training
+    may go on with it; a second call starts from N(0, I) again.
+
+    :param torch.Tensor X: Inputs, [N, D], for instance the training data. Memory and time are
+        proportional to N; a random sample of 2000 rows is enough.
+    :param torch.Tensor y: Targets, [N] or [N, P].
+    :param torch.Generator generator: Source of the draws, on X's device; None for torch's global
+        generator.
+    :param covariates: Covariates of the likelihood per row, and ``weight`` [N], weights of rows.
+    :raises TypeError: If X or y is not a tensor of the model's dtype.
+    :raises ValueError: If the model has no latent input, a shape is wrong, or a value is not finite
+        or not a possible target.
+    """
+    latent = [layer for layer in self.layers if isinstance(layer, LatentLayer)]
+    if not latent:
+        raise ValueError("The model has no latent input, so there is no prior to fit.")
+    self._check(X, y, covariates)
+    weight = covariates.pop("weight", X.new_ones(len(X)))
+    for layer in latent:
+        layer.prior_shares = None
+    dims = [layer.latent_dim for layer in latent]
+    z, intervals, num_intervals = balanced_draws(sum(dims), X, generator)
+    noise = shared_noise(self, len(z), X, generator, {})
+    for layer, columns in zip(latent, z.split(dims, 1), strict=True):
+        noise[list(self.layers).index(layer)] = columns.unsqueeze(1)
+    log_p = []
+    for rows in torch.arange(len(X), device=X.device).split(_PRIOR_ROWS):
+        given = {name: value[rows] for name, value in covariates.items()}
+        found = mixture(self, X[rows], len(z), generator, given, noise, {}).parts
+        each = torch.cat([part.log_prob(y[rows]) for part in found])
+        log_p.append(each.sum(-1) if self.likelihood.event_dim else each)
+    shares = maximum_posterior_shares(torch.cat(log_p, 1), intervals, num_intervals, weight)
+    for layer, found in zip(latent, shares.to(X.dtype).split(dims), strict=True):
+        layer.prior_shares = found
+
+
 @torch.no_grad()
 def draw_functions(
     self: "LatentDGP",
@@ -193,7 +287,7 @@ def draw_functions(
             noise = normal(S, 1, layer.function_noise_dim(2 * len(frequencies)))
             steps.append(partial(layer.drawn_function, noise=noise, frequencies=frequencies))
         else:
-            noise = normal(S, 1, layer.noise_dim) if layer.noise_dim else None
+            noise = layer.noise_from(normal(S, 1, layer.noise_dim)) if layer.noise_dim else None
             steps.append(partial(layer.propagate, noise=noise))
 
     def values(h: Tensor) -> Tensor:

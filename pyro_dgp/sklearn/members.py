@@ -26,6 +26,8 @@ __all__ = ["Fold", "Member", "Recipe", "isolated"]
 # Number of held-out scores in training, and of samples per score.
 _NUM_SCORES = 50
 _SCORE_SAMPLES = 200
+# Most rows to which the prior of z is fitted.
+_MOST_PRIOR_ROWS = 2000
 
 
 @dataclass(frozen=True)
@@ -186,7 +188,17 @@ class Member:
         if stopping is not None:
             stopping.restore_best()
             self.steps, self.scores = stopping.steps, stopping.scores
+        if recipe.model["latent_dim"]:
+            self._fit_latent_prior(*data, weights, seed)
         return self
+
+    def _fit_latent_prior(
+        self, A: torch.Tensor, y: torch.Tensor, weights: np.ndarray | None, seed: int
+    ) -> None:
+        rows = np.random.default_rng(seed).permutation(len(A))[:_MOST_PRIOR_ROWS]
+        given = {} if weights is None else {"weight": torch.as_tensor(weights[rows]).to(A)}
+        generator = torch.Generator(A.device).manual_seed(seed)
+        self.dgp.fit_latent_prior(A[rows], y[rows], generator=generator, **given)
 
     def predict(
         self,

@@ -568,7 +568,7 @@ def test_a_latin_hypercube_has_one_draw_in_each_part():
     # Coordinates are independent of each other: a correlation has a standard error of 0.03.
     assert (z.mT.corrcoef().triu(1).abs() < 0.12).all()
     first = _latin_hypercube(3, 1, torch.zeros((), dtype=torch.float32), generator)
-    assert first.dtype == torch.float32 and first.shape == (3, 1)
+    assert (first.dtype, first.shape) == (torch.float32, (3, 1))
 
 
 def test_predictions_with_a_given_latent_input():

@@ -117,11 +117,21 @@ class Layer(Parameterized):
         """
         self._sample_noise(X)
 
+    def noise_from(self, standard: Tensor) -> Tensor:
+        """The noise from standard normal draws, which it is itself unless this is overridden.
+
+        :param torch.Tensor standard: Standard normal draws, [..., noise_dim].
+        """
+        return standard
+
+    def _noise_prior(self, like: Tensor) -> dist.TorchDistribution:
+        return dist.Normal(like.new_zeros(self.noise_dim), 1.0)
+
     def _sample_noise(self, like: Tensor) -> Tensor | None:
         if not self.noise_dim:
             return None
-        standard = dist.Normal(like.new_zeros(self.noise_dim), 1.0).to_event(1)
-        return pyro.sample(self._pyro_get_fullname(self.noise_name), standard)
+        name = self._pyro_get_fullname(self.noise_name)
+        return pyro.sample(name, self._noise_prior(like).to_event(1))
 
 
 @contextmanager

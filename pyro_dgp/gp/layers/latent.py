@@ -1,11 +1,15 @@
 """The layer that appends a latent input."""
 
+from typing import Any
+
 import pyro
+import pyro.distributions as dist
 import torch
 from pyro.nn import pyro_method
 from torch import Tensor, nn
 
 from pyro_dgp._checks import check_integer
+from pyro_dgp.gp.latent_prior import ReweightedNormal
 from pyro_dgp.gp.layers.base import Layer
 
 __all__ = ["LatentLayer"]
@@ -15,6 +19,8 @@ class LatentLayer(Layer):
     """Appends a latent input: h -> [h, z] with z_n ~ N(0, I) for every datum.
 
     It may precede any GP layer, and a model may have several.
+    :meth:`~pyro_dgp.LatentDGP.fit_latent_prior` replaces N(0, I) by a prior that follows the data,
+    :class:`~pyro_dgp.gp.latent_prior.ReweightedNormal`.
 
     :param int latent_dim: Dimension of z.
     :param encoder: Module for q(z | x, y), which maps ``(X [B, D], y)`` to a distribution with
@@ -25,15 +31,24 @@ class LatentLayer(Layer):
 
     noise_name = "z"
     encoder: nn.Module | None
+    #: Shares of the intervals of each coordinate of z, [latent_dim, S]; None for N(0, I).
+    prior_shares: Tensor | None
 
     def __init__(self, latent_dim: int, encoder: nn.Module | None = None) -> None:
         super().__init__()
         self.latent_dim = self.noise_dim = check_integer("latent_dim", latent_dim, 1)
         self.encoder = encoder
+        self.register_buffer("prior_shares", None)
 
     def width(self, input_dim: int) -> int:
         """D_in + latent_dim."""
         return input_dim + self.latent_dim
+
+    def noise_from(self, standard: Tensor) -> Tensor:
+        """z from standard normal draws; see :meth:`~pyro_dgp.gp.Layer.noise_from`."""
+        if self.prior_shares is None:
+            return standard
+        return ReweightedNormal(self.prior_shares, validate_args=False).from_standard(standard)
 
     def propagate(self, h: Tensor, noise: Tensor | None) -> Tensor:
         """[h, z] with z the noise; see :meth:`~pyro_dgp.gp.Layer.propagate`."""
@@ -65,3 +80,15 @@ class LatentLayer(Layer):
             )
         q_z = q_z.to_event(1 - q_z.event_dim)
         pyro.sample(self._pyro_get_fullname("z"), q_z)
+
+    def _noise_prior(self, like: Tensor) -> dist.TorchDistribution:
+        if self.prior_shares is None:
+            return super()._noise_prior(like)
+        return ReweightedNormal(self.prior_shares)
+
+    def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:
+        shares = state_dict.get(f"{prefix}prior_shares")
+        if shares is not None:
+            shares = torch.empty_like(shares, device=next(self.parameters(), shares).device)
+        self.prior_shares = shares
+        super()._load_from_state_dict(state_dict, prefix, *args)
