@@ -126,6 +126,8 @@ class RunConfig:
         numbers; see :meth:`~pyro_dgp.gp.LatentDGP.from_data`.
     :param str dtype: Dtype of data and parameters, float64 or, if "fast", float32.
     :param str device: Torch device.
+    :param bool fit_latent_prior: Whether predictions have a prior of z that is fitted to the data
+        after training (:meth:`~pyro_dgp.LatentDGP.fit_latent_prior`), in place of the paper's.
     :param int num_test_samples: Number of samples per test row.
     :param int num_evaluations: Number of estimates of the test log-likelihood; ten in the paper.
     """
@@ -153,6 +155,7 @@ class RunConfig:
     mixing: str = _one_of(("published", "principal"))
     dtype: str = _of_schedule(("float64", "float32"))
     device: str = "cpu"
+    fit_latent_prior: bool = False
     num_test_samples: int = 10_000
     num_evaluations: int = 1
 
@@ -174,6 +177,8 @@ class RunConfig:
             check_integer(name, getattr(self, name), minimum)
         if not 0 < self.noise_scale < math.inf:
             raise ValueError(f"noise_scale must be positive, but it is {self.noise_scale}.")
+        if self.fit_latent_prior and not self.latent_dim:
+            raise ValueError("fit_latent_prior needs a latent input: latent_dim must not be 0.")
 
     @classmethod
     def from_dict(cls, options: dict) -> "RunConfig":
@@ -197,7 +202,7 @@ class RunConfig:
     @property
     def model_name(self) -> str:
         """:attr:`name` without what concerns evaluation alone: one model may be evaluated twice."""
-        evaluation = ("num_test_samples", "num_evaluations")
+        evaluation = ("fit_latent_prior", "num_test_samples", "num_evaluations")
         defaults = {f.name: f.default for f in fields(self) if f.name in evaluation}
         return replace(self, **defaults).name
 
@@ -351,6 +356,9 @@ def run(
     if history.interrupted:
         steps = len(history.losses)
         return {"config": asdict(config), "steps_done": steps, "interrupted": True}, dgp
+    if config.fit_latent_prior:
+        X, y, _, _ = load_data(config)
+        dgp.fit_latent_prior(X, y, generator=torch.Generator(X.device).manual_seed(0))
     if path is not None and is_complete(path):
         return load_record(path)[1], dgp
     record = _record(config, dgp, history)

@@ -197,6 +197,13 @@ def test_one_model_for_two_evaluations(tmp_path):
     written = model.stat().st_mtime_ns
     record, _ = run(replace(config, num_evaluations=2), tmp_path, progress=False)
     assert len(record["test_log_likelihoods"]) == 2
+    fitted = replace(config, fit_latent_prior=True)
+    other, dgp = run(fitted, tmp_path, progress=False)
+    assert dgp.layers[0].prior_shares is not None
+    assert other["test_log_likelihood"] != record["test_log_likelihood"]
+    again, same = run(fitted, tmp_path, progress=False)  # it is loaded
+    assert again == other
+    assert torch.equal(same.layers[0].prior_shares, dgp.layers[0].prior_shares)
     assert [path.stat().st_mtime_ns for path in tmp_path.glob("*.pt")] == [written]
 
 
