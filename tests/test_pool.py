@@ -330,3 +330,65 @@ def test_drawn_noise_is_the_noise():
     assert isinstance(q.components, torch.distributions.Normal)
     assert torch.allclose(p.cdf(y), q.cdf(y), atol=5e-3)
     assert torch.allclose(p.stddev, q.stddev, rtol=0.05)
+
+
+def two_branches(num_rows, seed):
+    """Targets on one of two lines, and no input tells on which."""
+    rng = np.random.default_rng(seed)
+    X = rng.random((num_rows, 1))
+    branch = np.where(rng.random(num_rows) < 0.3, 1.0, -1.0)
+    return X, branch * (1 + 2 * X[:, 0]) + 0.1 * rng.normal(size=num_rows)
+
+
+BRANCHES = {
+    "features": None, "num_inducing": 15, "num_steps": 250, "random_state": 0, "lr": 0.03, "K": 5,
+    "likelihood": "gaussian",
+}  # fmt: skip
+
+
+def test_a_prior_of_z_that_is_better_on_held_out_rows_is_kept(tmp_path, monkeypatch):
+    X, y = two_branches(150, 0)
+    model = LatentDGPRegressor(**BRANCHES).fit(X, y)
+    assert model.latent_prior_ == "fitted"
+    X_new, y_new = two_branches(500, 1)
+    found = model.log_density(X_new, y_new)
+    model.save(tmp_path / "model.pt")
+    loaded = LatentDGPRegressor.load(tmp_path / "model.pt")
+    assert loaded.latent_prior_ == "fitted"
+    assert np.array_equal(loaded.log_density(X_new, y_new), found)
+
+    monkeypatch.setattr(schedule, "_is_better", lambda *args: False)
+    other = LatentDGPRegressor(**BRANCHES).fit(X, y)
+    assert other.latent_prior_ == "normal"
+    assert found.mean() > other.log_density(X_new, y_new).mean()
+
+
+def test_a_prior_of_z_that_is_no_better_is_not_kept():
+    class Held:  # scores stand in for predictions
+        def __init__(self, score):
+            self.y = np.zeros((len(score), 1))
+            self.rows, self.dgp = Fold(self.y, self.y[:, 0], None), score
+
+    class Recipe:
+        score = staticmethod(lambda p, y: torch.as_tensor(p))
+
+    rng = np.random.default_rng(0)
+    base, noise = rng.random(100), rng.normal(size=100)
+    noise = (noise - noise.mean()) / noise.std()
+
+    def is_better(gain):
+        parts = [Held((base - gain - noise)[rows]) for rows in (slice(0, 60), slice(60, 100))]
+        others = [Held(base[rows]) for rows in (slice(0, 60), slice(60, 100))]
+        return schedule._is_better(parts, others, Recipe)
+
+    assert is_better(0.11)  # the standard error is 0.1
+    assert not is_better(0.09)
+    assert not is_better(-0.5)
+
+
+def test_without_folds_the_prior_of_z_is_fitted():
+    X, y = data(40)
+    fitted = LatentDGPRegressor(pool=False, **SMALL).fit(X, y)
+    assert fitted.latent_prior_ == "fitted"
+    plain = LatentDGPRegressor(pool=False, **SMALL | {"latent_dim": 0}).fit(X, y)
+    assert plain.latent_prior_ == "normal"

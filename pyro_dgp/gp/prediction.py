@@ -204,8 +204,9 @@ def fit_latent_prior(
     """Fits the prior p(z) of the latent inputs to data, with all other parameters fixed.
 
     After training under N(0, I) this takes seconds, and makes predictions sharper between separate
-    modes (:mod:`~pyro_dgp.gp.latent_prior`). The prior is a buffer of the latent layers. Training
-    may go on with it; a second call starts from N(0, I) again.
+    modes (:mod:`~pyro_dgp.gp.latent_prior`). The prior is a buffer of the latent layers: it is in
+    the model's ``state_dict``, not in Pyro's param store. Training may go on with it; a second call
+    starts from N(0, I) again.
 
     :param torch.Tensor X: Inputs, [N, D], for instance the training data. Memory and time are
         proportional to N; a random sample of 2000 rows is enough.

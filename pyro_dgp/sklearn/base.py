@@ -249,6 +249,12 @@ class LatentDGPEstimator(BaseEstimator):
         return dict(self._pool.weights)
 
     @property
+    def latent_prior_(self) -> str:
+        """The prior of z in predictions: "fitted" to the data, or "normal" as in training."""
+        fitted = any(getattr(layer, "prior_shares", None) is not None for layer in self.dgp_.layers)
+        return "fitted" if fitted else "normal"
+
+    @property
     def exponent_(self) -> float:
         """Exponent of the pool's recalibration; 1 for none."""
         return self._pool.exponent

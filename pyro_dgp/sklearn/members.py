@@ -12,7 +12,7 @@ import pyro
 import torch
 from sklearn.preprocessing import StandardScaler
 
-from pyro_dgp.gp import LatentDGP, PredictiveMixture
+from pyro_dgp.gp import LatentDGP, LatentLayer, PredictiveMixture
 from pyro_dgp.gp.likelihoods import Likelihood
 from pyro_dgp.infer import DRegIWELBO, TrainingHistory, fit
 from pyro_dgp.infer.callbacks import EarlyStopping
@@ -191,6 +191,12 @@ class Member:
         if recipe.model["latent_dim"]:
             self._fit_latent_prior(*data, weights, seed)
         return self
+
+    def use_normal_prior(self) -> None:
+        """Gives z its prior of training, N(0, I), again."""
+        for layer in self.dgp.layers:
+            if isinstance(layer, LatentLayer):
+                layer.prior_shares = None
 
     def _fit_latent_prior(
         self, A: torch.Tensor, y: torch.Tensor, weights: np.ndarray | None, seed: int

@@ -91,7 +91,9 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
     :param int n_estimators: Number of members with different seeds; their mixture is the
         prediction.
     :param int num_layers: Number of GP layers; 1 is a shallow GP with a latent input.
-    :param int latent_dim: Dimension of the latent input; 0 for none.
+    :param int latent_dim: Dimension of the latent input z; 0 for none. Its prior is fitted to the
+        data after training (:meth:`~pyro_dgp.LatentDGP.fit_latent_prior`); with a pool, only if
+        that is better on held-out rows, by more than a standard error (``latent_prior_``).
     :param str kernel: Kernel of all layers: "rbf", "matern12", "matern32" or "matern52".
     :param int num_inducing: Number of inducing inputs per layer, at most that of training rows.
     :param int K: Number of importance samples in training.

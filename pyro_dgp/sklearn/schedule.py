@@ -16,7 +16,7 @@ from tqdm.auto import tqdm
 
 from pyro_dgp._files import write_json
 from pyro_dgp.sklearn.members import Fold, Member, Recipe
-from pyro_dgp.sklearn.pool import HeldOut
+from pyro_dgp.sklearn.pool import HeldOut, held_out_weights
 
 __all__ = ["Fits", "Schedule", "fit_all"]
 
@@ -109,16 +109,26 @@ class _Job:
         late = late and len(member.history.losses) < self.num_steps
         # An unfinished fit would give pool weights that do not suit the finished ones.
         if self.test is None or late or member.history.interrupted:
-            return _Done(member, None, late)
-        generator = torch.Generator(self.recipe.device).manual_seed(seed)
-        p = member.predict(self.test.X, _NUM_SAMPLES, generator).to(torch.float64)
-        return _Done(member, HeldOut(self.test, train, p, member.features), late)
+            return _Done(member, None, None, late)
+
+        def held_out(test: Fold) -> HeldOut:
+            generator = torch.Generator(self.recipe.device).manual_seed(seed)
+            p = member.predict(test.X, _NUM_SAMPLES, generator).to(torch.float64)
+            return HeldOut(test, train, p, member.features)
+
+        fitted = held_out(self.test)
+        member.use_normal_prior()
+        return _Done(member, fitted, held_out(self.test), late)
 
 
 @dataclass(frozen=True)
 class _Done:
+    """A fit, with predictions of the rows left out under the fitted and under the normal prior of
+    z."""
+
     member: Member
-    held_out: HeldOut | None
+    fitted: HeldOut | None
+    normal: HeldOut | None
     late: bool
 
 
@@ -131,6 +141,9 @@ def fit_all(
     schedule: Schedule,
 ) -> Fits:
     """Fits members to all rows first, and then one model per fold without the fold's rows.
+
+    Members keep the fitted prior of z if it has a better score on the rows that were left out, by
+    more than a standard error, or if there are no such rows.
 
     Ctrl-C ends the current fit and skips the following ones; if it was a fold's, the pool is fitted
     on the folds before it.
@@ -185,8 +198,25 @@ def fit_all(
             for found in results:
                 bar.update(len(found.member.history.losses))
                 done.append(found)
-    parts = [found.held_out for found in done if found.held_out is not None]
-    return Fits([d.member for d in done[:M]], parts, num_steps, sum(d.late for d in done))
+    members = [d.member for d in done[:M]]
+    parts = [d.fitted for d in done if d.fitted is not None]
+    normal = [d.normal for d in done if d.normal is not None]
+    if parts and not _is_better(parts, normal, recipe):
+        parts = normal
+        for member in members:
+            member.use_normal_prior()
+    return Fits(members, parts, num_steps, sum(d.late for d in done))
+
+
+def _is_better(parts: list[HeldOut], others: list[HeldOut], recipe: Recipe) -> bool:
+    """Whether the mean score of held-out rows is smaller by more than its standard error."""
+
+    def scores(parts: list[HeldOut]) -> np.ndarray:
+        found = [recipe.score(part.dgp, torch.as_tensor(part.rows.y)) for part in parts]
+        return torch.cat([s.reshape(len(s), -1).mean(1) for s in found]).cpu().numpy()
+
+    gain = held_out_weights(parts) * (scores(others) - scores(parts))
+    return bool(gain.mean() > gain.std() / np.sqrt(len(gain)))
 
 
 def _run_alone(job: _Job, num_threads: int) -> _Done:
