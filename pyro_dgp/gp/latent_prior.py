@@ -71,7 +71,7 @@ class ReweightedNormal(TorchDistribution):
     def from_standard(self, noise: Tensor) -> Tensor:
         """The increasing function of a standard normal variable that has this distribution.
 
-        :param torch.Tensor noise: Standard normal values, [..., *batch shape].
+        :param torch.Tensor noise: Standard normal values, [...] followed by the batch shape.
         """
         shares = self.shares.double()
         S = shares.shape[-1]
