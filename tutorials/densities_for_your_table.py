@@ -127,8 +127,8 @@ print(f"90% intervals hold {np.mean(np.abs(pit - 0.5) < 0.45):.1%} of {len(y_new
 # way from one peak to the other there is some probability of prices that no house has: 7% between
 # 1.25 and 1.5 times the lower peak. Therefore `fit` ends by fitting the distribution of z, too
 # ([how](../.docs/bounds.md#a-prior-that-follows-the-data)). It leaves 2% there, and of the 0.11 by
-# which the mean log density would be below the simulation's, 0.04; without it, the curve would leave
-# the band.
+# which the mean log density would be below the simulation's, 0.04. Without it, the curve would
+# leave the band.
 
 # %% figure="densities"
 typical = pd.DataFrame({"area": [60.0, 120.0, 200.0], "city": "Oslo"})
