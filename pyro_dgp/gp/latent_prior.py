@@ -90,7 +90,7 @@ class ReweightedNormal(TorchDistribution):
 def balanced_draws(
     dim: int, like: Tensor, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor, int]:
-    """Standard normal draws of which each combination of the coordinates' intervals has as many.
+    """Standard normal draws, as many for each of the C combinations of the coordinates' intervals.
 
     With random numbers of them, shares would be fitted to these. There are as many intervals as
     some 2000 draws allow.
@@ -98,47 +98,49 @@ def balanced_draws(
     :param int dim: Number D of coordinates.
     :param torch.Tensor like: A tensor of the dtype and on the device of the draws.
     :param torch.Generator generator: Source of the draws, or None.
-    :returns: The draws z [M, D], their intervals [M, D], and the number S of intervals.
+    :returns: The draws z [R, C, D], the combinations [C, D], and the number S of intervals.
     """
     S = min(_MOST_INTERVALS, int(_NUM_DRAWS ** (1 / dim) + 1e-9))
-    number = torch.arange(_NUM_DRAWS - _NUM_DRAWS % S**dim, device=like.device)
-    intervals = torch.stack([number // S**d % S for d in range(dim)], 1)
-    # Within an interval of a single coordinate, too, they are evenly spread.
-    part, parts = number // S**dim, len(number) // S**dim
-    u = torch.rand(intervals.shape, dtype=torch.float64, device=like.device, generator=generator)
-    u = (part.unsqueeze(1) + u) / parts if dim == 1 else u
+    number = torch.arange(S**dim, device=like.device)
+    combinations = torch.stack([number // S**d % S for d in range(dim)], 1)
+    R = _NUM_DRAWS // len(number)
+    shape = (R, *combinations.shape)
+    u = torch.rand(shape, dtype=torch.float64, device=like.device, generator=generator)
+    if dim == 1:  # evenly spread within an interval, too
+        u = (torch.arange(R, device=like.device).reshape(-1, 1, 1) + u) / R
     eps = torch.finfo(u.dtype).eps
-    z = torch.special.ndtri(((intervals + u) / S).clamp(eps, 1 - eps))
-    return z.to(like.dtype), intervals, S
+    z = torch.special.ndtri(((combinations + u) / S).clamp(eps, 1 - eps))
+    return z.to(like.dtype), combinations, S
 
 
 def maximum_posterior_shares(
-    log_p: Tensor, intervals: Tensor, num_intervals: int, weight: Tensor
+    log_p: Tensor, combinations: Tensor, num_intervals: int, weight: Tensor
 ) -> Tensor:
     """Shares of the intervals of each coordinate of z, [D, S], by EM.
 
-    :param torch.Tensor log_p: log p(y_n | x_n, z_m) at the draws of :func:`balanced_draws`, [M, N].
-    :param torch.Tensor intervals: The intervals of the draws, [M, D].
+    :param torch.Tensor log_p: Logarithms of the mean p(y_n | x_n, z) over z in each combination of
+        intervals, [C, N].
+    :param torch.Tensor combinations: The combinations, [C, D].
     :param int num_intervals: Number S of intervals.
     :param torch.Tensor weight: Weights of the rows, [N].
     """
     log_p, weight = log_p.double(), weight.double()
     possible = log_p.amax(0) > -math.inf
     log_p, weight = log_p[:, possible], weight[possible]
-    D, S = intervals.shape[1], num_intervals
+    D, S = combinations.shape[1], num_intervals
     shares = log_p.new_full((D, S), 1 / S)
     before = -math.inf
     for _ in range(_MOST_ITERATIONS):
-        log_prior = shares.log().gather(1, intervals.T).sum(0)
+        log_prior = shares.log().gather(1, combinations.T).sum(0)
         joint = log_p + log_prior.unsqueeze(-1)
         evidence = joint.logsumexp(0)
         value = (evidence @ weight + _PSEUDO_COUNT * shares.log().sum()).item()
         if value - before < _TOLERANCE * len(weight):
             break
         before = value
-        # E step: the expected number of data at each draw. M step: their shares by interval.
+        # E step: expected numbers of data by combination. M step: their shares by interval.
         counts = (joint - evidence).exp() @ weight
         found = shares.new_full((D, S), _PSEUDO_COUNT)
-        found.scatter_add_(1, intervals.T, counts.expand(D, -1))
+        found.scatter_add_(1, combinations.T, counts.expand(D, -1))
         shares = found / found.sum(1, keepdim=True)
     return shares

@@ -4,6 +4,7 @@ Pyro's handlers and its param store, which are global, are not involved. So seve
 predict with the same model, or while another model is being trained.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -226,17 +227,19 @@ def fit_latent_prior(
     for layer in latent:
         layer.prior_shares = None
     dims = [layer.latent_dim for layer in latent]
-    z, intervals, num_intervals = balanced_draws(sum(dims), X, generator)
+    z, combinations, num_intervals = balanced_draws(sum(dims), X, generator)
+    repeats, z = len(z), z.flatten(0, 1)
     noise = shared_noise(self, len(z), X, generator, {})
     for layer, columns in zip(latent, z.split(dims, 1), strict=True):
         noise[list(self.layers).index(layer)] = columns.unsqueeze(1)
     log_p = []
     for rows in torch.arange(len(X), device=X.device).split(_PRIOR_ROWS):
         given = {name: value[rows] for name, value in covariates.items()}
-        found = mixture(self, X[rows], len(z), generator, given, noise, {}).parts
-        each = torch.cat([part.log_prob(y[rows]) for part in found])
-        log_p.append(each.sum(-1) if self.likelihood.event_dim else each)
-    shares = maximum_posterior_shares(torch.cat(log_p, 1), intervals, num_intervals, weight)
+        found = mixture(self, X[rows], len(z), generator, given, noise, {}).drawn(generator)
+        each = torch.cat([part.log_prob(y[rows]) for part in found.parts])
+        each = each.sum(-1) if self.likelihood.event_dim else each
+        log_p.append(each.unflatten(0, (repeats, -1)).logsumexp(0) - math.log(repeats))
+    shares = maximum_posterior_shares(torch.cat(log_p, 1), combinations, num_intervals, weight)
     for layer, found in zip(latent, shares.to(X.dtype).split(dims), strict=True):
         layer.prior_shares = found
 

@@ -78,17 +78,17 @@ def test_equal_shares_are_the_standard_normal():
     ("dim", "S", "M"), [(1, 64, 2048), (2, 45, 2025), (4, 6, 1296), (12, 1, 2048)]
 )
 def test_each_combination_of_intervals_has_as_many_draws(dim, S, M):
-    z, intervals, found = balanced_draws(dim, torch.zeros(()), None)
-    assert (found, z.shape) == (S, (M, dim))
-    assert torch.equal((S * torch.special.ndtr(z)).floor().long(), intervals)
-    assert (torch.unique(intervals, dim=0, return_counts=True)[1] == M // S**dim).all()
+    z, combinations, found = balanced_draws(dim, torch.zeros(()), None)
+    assert (found, z.shape) == (S, (M // S**dim, S**dim, dim))
+    assert len(torch.unique(combinations, dim=0)) == S**dim
+    assert ((S * torch.special.ndtr(z)).floor().long() == combinations).all()
     if dim == 1:  # and so does each part of an interval
-        parts = (M * torch.special.ndtr(z[:, 0])).floor().long().sort().values
+        parts = (M * torch.special.ndtr(z.flatten())).floor().long().sort().values
         assert torch.equal(parts, torch.arange(M))
 
 
 def in_intervals(num_intervals, per_interval):
-    """Intervals of draws of one coordinate, [M, 1]."""
+    """Intervals of one coordinate, each several times, [C, 1]."""
     return torch.arange(num_intervals).repeat_interleave(per_interval).unsqueeze(1)
 
 
