@@ -224,8 +224,6 @@ def fit_latent_prior(
         raise ValueError("The model has no latent input, so there is no prior to fit.")
     self._check(X, y, covariates)
     weight = covariates.pop("weight", X.new_ones(len(X)))
-    for layer in latent:
-        layer.prior_shares = None
     dims = [layer.latent_dim for layer in latent]
     z, combinations, num_intervals = balanced_draws(sum(dims), X, generator)
     repeats, z = len(z), z.flatten(0, 1)
