@@ -7,7 +7,7 @@ predict with the same model, or while another model is being trained.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch.distributions import Distribution
 
 from pyro_dgp._checks import check_integer
 from pyro_dgp.gp.batches import assembled
+from pyro_dgp.gp.checks import output_width
 from pyro_dgp.gp.fixed import fixed_copy, has_priors
 from pyro_dgp.gp.interpolation import interpolated
 from pyro_dgp.gp.latent_prior import balanced_draws, maximum_posterior_shares
@@ -25,6 +26,7 @@ from pyro_dgp.gp.pathwise import unit_frequencies
 
 if TYPE_CHECKING:
     from pyro_dgp.gp.latent_dgp import LatentDGP
+    from pyro_dgp.gp.likelihoods.collapsed import Marginal
 
 __all__ = ["Noise", "draw_functions", "mixture", "predict", "shared_noise"]
 
@@ -33,6 +35,8 @@ Noise = Sequence[Tensor | None]
 
 # Rows whose densities at all draws of z are computed at once to fit its prior.
 _PRIOR_ROWS = 128
+# Draws of the last layer for each of these z, where its integral has no closed form.
+_LAST_DRAWS = 4
 # Rows [samples x inputs] that go through the layers at once.
 _PREDICT_ROWS = 2**13
 # Features [functions x inputs x features] that are held at once.
@@ -114,11 +118,13 @@ def mixture(
     covariates: Mapping[str, Tensor],
     shared: Noise | None,
     fixed: Mapping[Layer, Tensor],
+    predictive: Callable[..., Distribution] = Likelihood.predictive,
 ) -> PredictiveMixture:
     """The mixture over draws of :func:`predict`.
 
     :param shared: Noise from :func:`shared_noise`, for all rows; None to draw it row by row.
     :param dict fixed: Given noise of some layers, [noise_dim].
+    :param predictive: The component, given the likelihood and the last layer.
     """
     hidden = list(self.layers[:-1])
 
@@ -144,7 +150,7 @@ def mixture(
         for layer, epsilon in zip(layers[:-1], draws(start, stop, rows), strict=True):
             h = layer.propagate(h, epsilon)
         given = {name: value[rows] for name, value in covariates.items()}
-        return likelihood.predictive(*layers[-1].marginal(h), **given)
+        return predictive(likelihood, *layers[-1].marginal(h), **given)
 
     def parts(
         model: "LatentDGP", start: int, stop: int
@@ -230,12 +236,20 @@ def fit_latent_prior(
     noise = shared_noise(self, len(z), X, generator, {})
     for layer, columns in zip(latent, z.split(dims, 1), strict=True):
         noise[list(self.layers).index(layer)] = columns.unsqueeze(1)
+    # Draws of the functions for each z, spread evenly over each interval, too: quadrature takes
+    # minutes where there is no closed form.
+    J, width = self.likelihood.num_functions, output_width(self.layers)
+    last = _latin_hypercube(_LAST_DRAWS * repeats, len(combinations) * width, X, generator)
+    last = last.reshape(_LAST_DRAWS, len(z), 1, J, -1).movedim(3, 1)
+    last = last if self.likelihood.event_dim else last[..., 0]
     log_p = []
     for rows in torch.arange(len(X), device=X.device).split(_PRIOR_ROWS):
         given = {name: value[rows] for name, value in covariates.items()}
-        found = mixture(self, X[rows], len(z), generator, given, noise, {}).drawn(generator)
-        each = torch.cat([part.log_prob(y[rows]) for part in found.parts])
-        each = each.sum(-1) if self.likelihood.event_dim else each
+        found = mixture(self, X[rows], len(z), generator, given, noise, {}, Likelihood.integral)
+        draws = last.split([part.batch_shape[0] for part in found.parts], 2)
+        integrals = cast("list[Marginal]", found.parts)
+        each = [p.log_prob_by_draws(y[rows], e) for p, e in zip(integrals, draws, strict=True)]
+        each = torch.cat([v.sum(-1) if self.likelihood.event_dim else v for v in each])
         log_p.append(each.unflatten(0, (repeats, -1)).logsumexp(0) - math.log(repeats))
     shares = maximum_posterior_shares(torch.cat(log_p, 1), combinations, num_intervals, weight)
     for layer, found in zip(latent, shares.to(X.dtype).split(dims), strict=True):

@@ -5,6 +5,7 @@ Here f ~ N(mean, var) is the last layer's marginal. The bound needs :math:`E_f[\
 sum is no lower bound. A prediction needs the second.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
@@ -61,6 +62,8 @@ class Likelihood(pyro_likelihoods.Likelihood):
     num_functions: int = 1
     #: True if targets are discrete, with probabilities in place of densities.
     discrete: bool = False
+    #: True if :meth:`marginal` has a closed form.
+    closed_marginal: bool = False
     #: Constraint of the possible targets.
     support: constraints.Constraint = constraints.real
     #: The same in words, for messages.
@@ -159,6 +162,26 @@ class Likelihood(pyro_likelihoods.Likelihood):
         return log_expected(
             lambda *f: self.conditional_log_prob(y, *f, **covariates), loc, var, bends=bends
         )
+
+    @_with_own_covariates
+    def log_marginal_by_draws(
+        self, y: Tensor, loc: Tensor, var: Tensor, standard: Tensor, **covariates: Tensor
+    ) -> Tensor:
+        """:meth:`log_marginal` if it is closed; else the logarithm of the mean of p(y | f) over
+        draws of f, an estimate for many (loc, var) that are averaged later.
+
+        :param torch.Tensor standard: Standardised functions, [M, J, ...], broadcastable.
+        """
+        if self.closed_marginal:
+            return self.marginal(loc, var, **covariates).log_prob(y)
+        try:
+            log_p = [
+                self.conditional_log_prob(y, *(loc + var.sqrt() * e), **covariates)
+                for e in standard
+            ]
+        except NotImplementedError:  # a likelihood without p(y | f), but integrals of its own
+            return self.log_marginal(y, loc, var, **covariates)
+        return torch.stack(log_p).logsumexp(0) - math.log(len(log_p))
 
     def drawn_marginal(
         self, loc: Tensor, var: Tensor, generator: torch.Generator | None = None
@@ -346,6 +369,10 @@ class Likelihood(pyro_likelihoods.Likelihood):
         :returns: Elementwise over targets: batch shape [..., B] or [..., B, P].
         """
         return self.marginal(*self._split(f_loc, f_var), **self._by_target(covariates))
+
+    def integral(self, f_loc: Tensor, f_var: Tensor, **covariates: Tensor) -> Marginal:
+        """:meth:`predictive` as an integral that has not been taken yet."""
+        return Marginal(self, *self._split(f_loc, f_var), self._by_target(covariates))
 
     def _by_target(self, covariates: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Covariates [B] as [B, 1], if targets are [B, P]."""

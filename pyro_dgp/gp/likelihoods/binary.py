@@ -59,6 +59,12 @@ class Bernoulli(_Binary):
     support = constraints.boolean
     accepts = "targets 0 and 1"
 
+    def __init__(
+        self, link: str = "logit", probability: float | Tensor = 0.5, event_dim: int = 0
+    ) -> None:
+        super().__init__(link, probability, event_dim)
+        self.closed_marginal = link == "probit"
+
     @classmethod
     def for_targets(cls, y: Tensor) -> "Bernoulli":
         """Starts from the share of ones."""

@@ -120,6 +120,8 @@ class Ordinal(_Classes):
     :raises ValueError: If there are fewer than two classes, or probabilities are not positive.
     """
 
+    closed_marginal = True
+
     def _start_from(self, probs: Tensor) -> None:
         cuts = torch.special.ndtri(probs.cumsum(0)[:-1])
         self.cut_points = constrained(cuts, dist.constraints.ordered_vector)

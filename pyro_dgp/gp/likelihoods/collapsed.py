@@ -1,6 +1,7 @@
 """Distributions of y, given a likelihood and the marginals of its functions."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -146,6 +147,11 @@ class Marginal(Composite):
     def coarse_cdf(self, value: Tensor) -> Tensor:
         """See :meth:`~pyro_dgp.gp.Likelihood.coarse_cdf`."""
         return self._evaluate(self.likelihood.coarse_cdf, value)
+
+    def log_prob_by_draws(self, value: Tensor, standard: Tensor) -> Tensor:
+        """See :meth:`~pyro_dgp.gp.Likelihood.log_marginal_by_draws`."""
+        by_draws = partial(self.likelihood.log_marginal_by_draws, standard=standard)
+        return self._evaluate(by_draws, value)
 
     def _evaluate(self, fn: Callable, value: Tensor) -> Tensor:
         """In double precision, which differences of gamma functions of large counts need."""

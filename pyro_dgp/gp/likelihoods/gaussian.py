@@ -83,6 +83,8 @@ class GaussianLikelihood(Likelihood):
     :raises ValueError: If a noise variance is not above 1e-6 or its shape fits no target.
     """
 
+    closed_marginal = True
+
     def __init__(self, variance: Tensor | float = 0.01, event_dim: int = 0) -> None:
         super().__init__(event_dim)
         variance = torch.as_tensor(variance)

@@ -38,7 +38,7 @@ class Rounded(Likelihood):
     :raises ValueError: If a number is out of range.
     """
 
-    discrete = True
+    discrete = closed_marginal = True
     fixed = ("width", "origin")
 
     def __init__(

@@ -90,6 +90,8 @@ class LogNormal(_Positive):
     :raises ValueError: If a number is not positive.
     """
 
+    closed_marginal = True
+
     def __init__(
         self, level: float | Tensor = 1.0, variance: float = 0.1, event_dim: int = 0
     ) -> None:

@@ -89,6 +89,16 @@ class ZeroInflated(Likelihood):
         rest = self.likelihood.marginal(loc[1:], var[1:], **covariates)
         return chosen + torch.where(here, 0.0, rest.log_prob(self._elsewhere(y)))
 
+    def log_marginal_by_draws(
+        self, y: Tensor, loc: Tensor, var: Tensor, standard: Tensor, **covariates: Tensor
+    ) -> Tensor:
+        here, f = self.has_mass(y), loc[0] + var[0].sqrt() * standard[:, 0]
+        chosen = logsigmoid(torch.where(here, f, -f)).logsumexp(0) - math.log(len(f))
+        rest = self.likelihood.log_marginal_by_draws(
+            self._elsewhere(y), loc[1:], var[1:], standard[:, 1:], **covariates
+        )
+        return chosen + torch.where(here, 0.0, rest)
+
     def marginal_cdf(self, y: Tensor, loc: Tensor, var: Tensor, **covariates: Tensor) -> Tensor:
         p = self._probability(loc, var)
         rest = self.likelihood.marginal(loc[1:], var[1:], **covariates)
