@@ -32,6 +32,7 @@ def run(tmp_path, monkeypatch):
         monkeypatch.setattr(plt, "show", lambda: None)
         if smoke:
             monkeypatch.setenv("PYRO_DGP_SMOKE", "1")
+            monkeypatch.setattr("pyro_dgp.gp.latent_prior._NUM_DRAWS", 64)
         else:
             monkeypatch.delenv("PYRO_DGP_SMOKE", raising=False)
         found = runpy.run_path(str(TUTORIALS / f"{name}.py"))
