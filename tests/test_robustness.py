@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from pyro_dgp.sklearn import LatentDGPRegressor
 
-pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("few_trees")]
+pytestmark = pytest.mark.whole
 
 
 @st.composite

@@ -4,7 +4,6 @@ Pyro's handlers and its param store, which are global, are not involved. So seve
 predict with the same model, or while another model is being trained.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -21,6 +20,7 @@ from pyro_dgp.gp.interpolation import interpolated
 from pyro_dgp.gp.latent_prior import balanced_draws, maximum_posterior_shares
 from pyro_dgp.gp.layers import GPLayer, LatentLayer, Layer
 from pyro_dgp.gp.likelihoods import Likelihood
+from pyro_dgp.gp.likelihoods.special import log_mean_exp
 from pyro_dgp.gp.mixture import PredictiveMixture
 from pyro_dgp.gp.pathwise import unit_frequencies
 
@@ -250,7 +250,7 @@ def fit_latent_prior(
         integrals = cast("list[Marginal]", found.parts)
         each = [p.log_prob_by_draws(y[rows], e) for p, e in zip(integrals, draws, strict=True)]
         each = torch.cat([v.sum(-1) if self.likelihood.event_dim else v for v in each])
-        log_p.append(each.unflatten(0, (repeats, -1)).logsumexp(0) - math.log(repeats))
+        log_p.append(log_mean_exp(each.unflatten(0, (repeats, -1))))
     shares = maximum_posterior_shares(torch.cat(log_p, 1), combinations, num_intervals, weight)
     for layer, found in zip(latent, shares.to(X.dtype).split(dims), strict=True):
         layer.prior_shares = found

@@ -15,6 +15,7 @@ from torch.distributions import Normal
 
 from pyro_dgp import DRegIWELBO, GaussianLikelihood, GPLayer, LatentDGP, LatentLayer
 from pyro_dgp.gp.latent_prior import ReweightedNormal, balanced_draws, maximum_posterior_shares
+from pyro_dgp.gp.likelihoods import Likelihood
 from tests.gp.models import data, randomize, small, through_pickle
 
 SHARES = torch.tensor([0.1, 0.4, 0.05, 0.45], dtype=torch.float64)
@@ -294,6 +295,24 @@ def test_functions_of_several_latent_layers_have_it(num_outputs):
     z = dgp.layers[0].noise_from(torch.randn(1000, 2))
     assert ((64 * torch.special.ndtr(z)).floor() == 40).all()
     assert dgp.draw_functions(3)(X).isfinite().all()
+
+
+def test_a_likelihood_may_have_nothing_but_its_integrals():
+    class Integrals(Likelihood):
+        def expected_log_prob(self, y, loc, var):
+            return Normal(loc[0], 1.0).log_prob(y) - 0.5 * var[0]
+
+        def log_marginal(self, y, loc, var):
+            return Normal(loc[0], (var[0] + 1.0).sqrt()).log_prob(y)
+
+    X, y = data()
+    found = []
+    for likelihood in (Integrals(), GaussianLikelihood(1.0)):
+        pyro.set_rng_seed(0)
+        dgp = randomize(LatentDGP.from_data(X, y, num_inducing=5, likelihood=likelihood))
+        dgp.fit_latent_prior(X, y, generator=torch.Generator().manual_seed(1))
+        found.append(dgp.layers[0].prior_shares)
+    torch.testing.assert_close(*found)
 
 
 def test_a_model_without_latent_inputs_is_told_so():

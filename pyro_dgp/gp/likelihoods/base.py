@@ -5,7 +5,6 @@ Here f ~ N(mean, var) is the last layer's marginal. The bound needs :math:`E_f[\
 sum is no lower bound. A prediction needs the second.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
@@ -19,6 +18,7 @@ from pyro_dgp.gp.fixed import captured
 from pyro_dgp.gp.layers.base import in_mode
 from pyro_dgp.gp.likelihoods.collapsed import CollapsedObservation, Marginal, Weighted
 from pyro_dgp.gp.likelihoods.quadrature import Bends, expected, log_expected
+from pyro_dgp.gp.likelihoods.special import log_mean_exp
 
 __all__ = ["Likelihood", "check_likelihood"]
 
@@ -181,7 +181,7 @@ class Likelihood(pyro_likelihoods.Likelihood):
             ]
         except NotImplementedError:  # a likelihood without p(y | f), but integrals of its own
             return self.log_marginal(y, loc, var, **covariates)
-        return torch.stack(log_p).logsumexp(0) - math.log(len(log_p))
+        return log_mean_exp(torch.stack(log_p))
 
     def drawn_marginal(
         self, loc: Tensor, var: Tensor, generator: torch.Generator | None = None

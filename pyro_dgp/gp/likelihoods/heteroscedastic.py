@@ -9,6 +9,7 @@ from torch.distributions import Distribution
 
 from pyro_dgp.gp.likelihoods.base import Likelihood
 from pyro_dgp.gp.likelihoods.quadrature import expected, log_expected
+from pyro_dgp.gp.likelihoods.special import log_mean_exp
 
 __all__ = ["HeteroscedasticGaussian"]
 
@@ -77,19 +78,21 @@ class HeteroscedasticGaussian(Likelihood):
         self, y: Tensor, loc: Tensor, var: Tensor, standard: Tensor
     ) -> Tensor:
         """f integrated in closed form, g by draws."""
-        (m, mean_g), (v, var_g) = loc, var
-        variance = v + (mean_g + var_g.sqrt() * standard[:, 1]).exp()
-        log_p = dist.Normal(m, variance.sqrt(), validate_args=False).log_prob(y)
-        return log_p.logsumexp(0) - math.log(len(log_p))
+        return log_mean_exp(self._given_noise(loc, var, standard[:, 1]).log_prob(y))
 
     def drawn_marginal(
         self, loc: Tensor, var: Tensor, generator: torch.Generator | None = None
     ) -> Distribution:
         """N(m, v + e^g) for a draw of g."""
-        (m, mean_g), (v, var_g) = loc, var
+        m = loc[0]
         shape = m.shape[:1] + (1,) * (m.dim() - 1)
         epsilon = torch.randn(shape, dtype=m.dtype, device=m.device, generator=generator)
-        variance = v + (mean_g + var_g.sqrt() * epsilon).exp()
+        return self._given_noise(loc, var, epsilon)
+
+    def _given_noise(self, loc: Tensor, var: Tensor, standard: Tensor) -> Distribution:
+        """N(m, v + e^g) at a standardised g."""
+        (m, mean_g), (v, var_g) = loc, var
+        variance = v + (mean_g + var_g.sqrt() * standard).exp()
         return dist.Normal(m, variance.sqrt(), validate_args=False)
 
     def marginal_cdf(self, y: Tensor, loc: Tensor, var: Tensor) -> Tensor:

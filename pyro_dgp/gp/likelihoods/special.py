@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["log_interval", "log_ndtr", "with_scipy"]
+__all__ = ["log_interval", "log_mean_exp", "log_ndtr", "with_scipy"]
 
 # Beyond this, squares overflow in float32.
 _FARTHEST = 1e15
@@ -21,6 +21,11 @@ def with_scipy(function: Callable, *arguments: Tensor) -> Tensor:
     like = arguments[0]
     arrays = [a.detach().double().cpu().numpy() for a in arguments]
     return torch.as_tensor(function(*arrays), dtype=like.dtype, device=like.device)
+
+
+def log_mean_exp(x: Tensor) -> Tensor:
+    """Logarithm of the mean of exp(x) over the first dimension."""
+    return x.logsumexp(0) - math.log(len(x))
 
 
 def log_ndtr(x: Tensor) -> Tensor:

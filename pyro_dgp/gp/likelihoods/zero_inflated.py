@@ -10,6 +10,7 @@ from torch.nn.functional import logsigmoid
 from pyro_dgp.gp.likelihoods.base import Likelihood, check_likelihood
 from pyro_dgp.gp.likelihoods.heteroscedastic import HeteroscedasticGaussian
 from pyro_dgp.gp.likelihoods.quadrature import Bends, expected, log_expected
+from pyro_dgp.gp.likelihoods.special import log_mean_exp
 
 __all__ = ["ZeroInflated"]
 
@@ -93,7 +94,7 @@ class ZeroInflated(Likelihood):
         self, y: Tensor, loc: Tensor, var: Tensor, standard: Tensor, **covariates: Tensor
     ) -> Tensor:
         here, f = self.has_mass(y), loc[0] + var[0].sqrt() * standard[:, 0]
-        chosen = logsigmoid(torch.where(here, f, -f)).logsumexp(0) - math.log(len(f))
+        chosen = log_mean_exp(logsigmoid(torch.where(here, f, -f)))
         rest = self.likelihood.log_marginal_by_draws(
             self._elsewhere(y), loc[1:], var[1:], standard[:, 1:], **covariates
         )
