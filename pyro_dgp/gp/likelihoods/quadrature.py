@@ -11,7 +11,8 @@ scale, the edge of an interval). If the place c and the width w of a bend are kn
 
 have a distance of order w at the bend, which grows with the distance from the bend, and resolve
 both scales. In t, the integrand's nearest singularities are as far away as those of the bend are in
-units of w.
+units of w. Where s is at most w / 2 throughout, as it mostly is in training, 32 Gauss-Hermite nodes
+are as exact (to 1e-9 for a Student-t and for intervals), and a quarter as many as for two bends.
 
 For differentiation the nodes are constants: the derivative by m and s is that of g at the nodes,
 which is as exact as the value. Weights are positive and sum to 1. By Jensen's inequality, the
@@ -37,6 +38,8 @@ _NUM_HERMITE = 32
 _NUM_LEGENDRE = 64
 # Range of the nodes in standard deviations: a normal distribution has a mass of 1e-17 beyond.
 _REACH = 8.5
+# Standard deviation, in widths of a bend, up to which Gauss-Hermite nodes resolve it.
+_RESOLVED = 0.5
 
 
 class Bends(NamedTuple):
@@ -120,7 +123,7 @@ def normal_rule(
 ) -> tuple[Tensor, Tensor]:
     """Standardised nodes x [J, num_nodes, ...] and the logarithms of their weights."""
     with torch.no_grad():
-        if bends is None:
+        if bends is None or bool((var[0].sqrt() <= _RESOLVED * bends.width).all()):
             x, log_w = _hermite_nodes(len(loc), num_hermite)
             shape = (*x.shape, *[1] * (loc.dim() - 1))
             return loc.new_tensor(x).reshape(shape), loc.new_tensor(log_w).reshape(shape[1:])

@@ -7,6 +7,7 @@ from scipy import special
 from torch import nn
 
 from pyro_dgp.gp import likelihoods as lik
+from pyro_dgp.gp.likelihoods.quadrature import normal_rule
 from tests.gp.likelihoods.cases import CASES
 from tests.quadrature import even_nodes
 
@@ -15,6 +16,9 @@ from tests.quadrature import even_nodes
 ROUNDING = 2e-12
 
 every_case = pytest.mark.parametrize("name", CASES)
+cases_with_bends = pytest.mark.parametrize(
+    "name", [n for n, c in CASES.items() if type(c.make()).bends is not lik.Likelihood.bends]
+)
 exact_cases = pytest.mark.parametrize("name", [n for n, c in CASES.items() if c.loose is None])
 
 
@@ -30,6 +34,19 @@ def test_the_expected_log_density_is_its_integral(name):
     found = case.make().expected_log_prob(y, loc, var, **given)
     exact = case.expected(y, loc, var, **given)
     assert relative_error(found, exact).max() < (case.loose or 1e-6)
+
+
+@pytest.mark.parametrize("ratio", [0.1, 0.499])
+@cases_with_bends
+def test_a_normal_that_is_narrow_beside_all_bends_needs_few_nodes(name, ratio):
+    case = CASES[name]
+    likelihood, (y, loc, var, given) = case.make(), case.grid(variances=(1.0,))
+    bends = likelihood.bends(y, **given)
+    assert len(normal_rule(loc, (0.51 * bends.width) ** 2 * var, bends)[1]) > 32
+    var = ((ratio * bends.width) ** 2 * var).detach()
+    assert len(normal_rule(loc, var, bends)[1]) == 32
+    found = likelihood.expected_log_prob(y, loc, var, **given)
+    assert relative_error(found, case.expected(y, loc, var, **given)).max() < 1e-6
 
 
 @exact_cases
