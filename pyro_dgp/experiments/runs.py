@@ -28,6 +28,7 @@ from pyro_dgp.gp.likelihoods import (
 )
 from pyro_dgp.infer import (
     DRegIWELBO,
+    Frozen,
     NaturalGradient,
     NonFiniteError,
     PartiallyCollapsedIWELBO,
@@ -109,6 +110,9 @@ class RunConfig:
     :param int num_inducing: Number of inducing inputs per layer.
     :param str likelihood: Likelihood of the targets; "gaussian" has one noise variance.
     :param float noise_variance: Initial noise variance of the Gaussian likelihood.
+    :param int frozen_noise_steps: Number of first steps in which the Gaussian likelihood keeps its
+        noise variance. While the functions know little, the noise grows to that of a regression,
+        and then no target needs z; a noise variance that cannot grow makes z explain the targets.
     :param float noise_scale: Scale of the noise function of "heteroscedastic", see
         :class:`~pyro_dgp.gp.likelihoods.HeteroscedasticGaussian`.
     :param str kernel: Kernel of all layers.
@@ -143,6 +147,7 @@ class RunConfig:
     num_inducing: int = 128
     likelihood: str = _one_of(LIKELIHOODS)
     noise_variance: float = 0.01
+    frozen_noise_steps: int = 0
     noise_scale: float = 0.25
     kernel: str = _one_of(tuple(KERNELS))
     num_steps: int = _of_schedule()
@@ -171,12 +176,18 @@ class RunConfig:
             ("K", 1),
             ("num_steps", 0),
             ("batch_size", 1),
+            ("frozen_noise_steps", 0),
             ("num_test_samples", 1),
             ("num_evaluations", 1),
         ):
             check_integer(name, getattr(self, name), minimum)
         if not 0 < self.noise_scale < math.inf:
             raise ValueError(f"noise_scale must be positive, but it is {self.noise_scale}.")
+        if self.frozen_noise_steps and self.likelihood != "gaussian":
+            raise ValueError(
+                "frozen_noise_steps needs the noise variance of likelihood='gaussian', but the "
+                f"likelihood is '{self.likelihood}'."
+            )
         if self.fit_latent_prior and not self.latent_dim:
             raise ValueError("fit_latent_prior needs a latent input: latent_dim must not be 0.")
 
@@ -214,6 +225,8 @@ class RunConfig:
         else:
             adam = annealed_adam(self.lr, self.num_steps)
             schedule = {"annealing_steps": max(1, self.num_steps)}
+        if self.frozen_noise_steps:
+            adam = Frozen(adam, dgp.likelihood.parameters(), self.frozen_noise_steps)
         if not self.natural_lr:
             return adam
         return NaturalGradient(dgp.layers[-1], adam, self.natural_lr, **schedule)

@@ -6,7 +6,7 @@ from pyro_dgp.infer.checkpoint import parameters_of
 from pyro_dgp.infer.elbo import VIMCOIWELBO, DRegIWELBO, GDRegIWELBO, PartiallyCollapsedIWELBO
 from pyro_dgp.infer.guard import NonFiniteError
 from pyro_dgp.infer.natural_gradient import NaturalGradient
-from pyro_dgp.infer.optim import ScheduledAdam
+from pyro_dgp.infer.optim import Frozen, ScheduledAdam
 from pyro_dgp.infer.snr import SNRProfile, SNRProfiler
 from pyro_dgp.infer.sweeps import SNRPoint, SNRSweep, snr_sweep
 from pyro_dgp.infer.training import TrainingHistory, annealed_adam, fit, paper_optimizer
@@ -16,6 +16,7 @@ __all__ = [
     "Bound",
     "DRegIWELBO",
     "EarlyStopping",
+    "Frozen",
     "GDRegIWELBO",
     "NaturalGradient",
     "NonFiniteError",

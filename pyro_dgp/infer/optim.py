@@ -1,15 +1,16 @@
-"""Adam with a learning-rate schedule, which updates all parameters in one fused step."""
+"""Adam with a learning-rate schedule, in one fused step; parameters that are frozen at first."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from pyro.optim import PyroOptim
 from pyro.optim.lr_scheduler import PyroLRScheduler
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-__all__ = ["ScheduledAdam"]
+__all__ = ["Frozen", "ScheduledAdam"]
 
 
 class ScheduledAdam(PyroLRScheduler):
@@ -60,3 +61,40 @@ class ScheduledAdam(PyroLRScheduler):
 def _can_be_fused(parameter: Tensor) -> bool:
     """The fused step takes all arrays to be contiguous: of a slice it would overwrite the rest."""
     return parameter.is_contiguous() and not parameter.is_complex()
+
+
+class Frozen(PyroOptim):
+    """Another optimiser, which does not change some parameters in the first steps.
+
+    Schedules of these parameters advance meanwhile, and so do not start late.
+
+    :param ~pyro.optim.PyroOptim optim: Optimiser of all parameters.
+    :param parameters: Parameters that are frozen, in unconstrained space.
+    :param int num_steps: Number of steps for which they are.
+    """
+
+    def __init__(self, optim: PyroOptim, parameters: Iterable[Tensor], num_steps: int) -> None:
+        self.optim, self.parameters, self.num_steps = optim, list(parameters), num_steps
+        self.steps_done = 0
+
+    @property
+    def optim_objs(self) -> dict:
+        """The other optimiser's, by parameter."""
+        return self.optim.optim_objs
+
+    def __call__(self, params: Iterable[Tensor], *args: Any, **kwargs: Any) -> None:
+        if self.steps_done < self.num_steps:
+            for p in self.parameters:
+                p.grad = None
+        self.steps_done += 1
+        self.optim(list(params), *args, **kwargs)
+
+    def get_state(self) -> dict:
+        """The other optimiser's state, and the number of steps."""
+        return {"frozen": {"steps_done": self.steps_done}, **self.optim.get_state()}
+
+    def set_state(self, state_dict: dict) -> None:
+        """Takes what :meth:`get_state` gave."""
+        rest = dict(state_dict)
+        self.steps_done = rest.pop("frozen")["steps_done"]
+        self.optim.set_state(rest)

@@ -23,7 +23,7 @@ from pyro_dgp.infer.guard import Guard
 from pyro_dgp.infer.loss import Loss
 from pyro_dgp.infer.minibatches import minibatches
 from pyro_dgp.infer.natural_gradient import NaturalGradient
-from pyro_dgp.infer.optim import ScheduledAdam
+from pyro_dgp.infer.optim import Frozen, ScheduledAdam
 
 __all__ = [
     "TrainingHistory",
@@ -245,6 +245,8 @@ def _describe(optim: PyroOptim) -> str:
         if optim.annealing_steps is not None:
             own = optim.lr, f"annealing_steps={optim.annealing_steps}"
         return f"NaturalGradient{own} {_describe(optim.optim)}"
+    if isinstance(optim, Frozen):
+        return f"Frozen({len(optim.parameters)}, {optim.num_steps}) {_describe(optim.optim)}"
     parts: list[object] = [optim.pt_optim_constructor, optim.pt_optim_args]
     if isinstance(optim, PyroLRScheduler):
         parts += [optim.pt_scheduler_constructor, optim.kwargs]
@@ -290,7 +292,7 @@ def _check_fits(path: str | Path, progress: dict, settings: dict, num_steps: int
 
 def _advance(optim: PyroOptim, loss: float) -> None:
     """Advances the learning-rate schedule, if there is one."""
-    if isinstance(optim, NaturalGradient):
+    while isinstance(optim, NaturalGradient | Frozen):
         optim = optim.optim
     if isinstance(optim, PyroLRScheduler):
         plateau = optim.pt_scheduler_constructor is torch.optim.lr_scheduler.ReduceLROnPlateau

@@ -11,7 +11,7 @@ from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 
 from pyro_dgp import DRegIWELBO, LatentDGP, NaturalGradient, fit
-from pyro_dgp.infer import paper_optimizer
+from pyro_dgp.infer import Frozen, paper_optimizer
 
 X = torch.linspace(-1, 1, 30, dtype=torch.float64).unsqueeze(-1)
 Y = (3 * X).sin().squeeze(-1)
@@ -60,6 +60,26 @@ def _random_number_after(whole):
     """The next number after an uninterrupted run."""
     train(new_model(), 14, paper_optimizer())
     return torch.rand(1)
+
+
+@pytest.mark.parametrize("stop", [3, 7, 11])
+def test_exact_resume_with_frozen_parameters(stop, tmp_path):
+    def new():
+        dgp = new_model()
+        frozen = Frozen(paper_optimizer(0.02, 0.5, 2), dgp.likelihood.parameters(), 7)
+        return dgp, NaturalGradient(dgp.layers[-1], frozen)
+
+    whole, optim = new()
+    expected = train(whole, 14, optim)
+    start = [p.clone() for p in new_model().likelihood.parameters()]
+    for num_steps in (stop, 14):
+        part, optim = new()
+        history = train(part, num_steps, optim, checkpoint=tmp_path / "checkpoint.pt")
+        still = zip(part.likelihood.parameters(), start, strict=True)
+        assert all(p.equal(s) for p, s in still) == (num_steps <= 7)
+    assert history.losses == expected.losses
+    for ours, theirs in zip(part.parameters(), whole.parameters(), strict=True):
+        assert ours.equal(theirs)
 
 
 def test_all_steps_done_only_loads(tmp_path):

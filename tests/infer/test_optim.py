@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import StepLR
 
-from pyro_dgp.infer import ScheduledAdam
+from pyro_dgp.infer import Frozen, ScheduledAdam
 
 OPTIONS = {"lr": 0.1, "betas": (0.8, 0.9)}
 SCHEDULE = {"step_size": 2, "gamma": 0.5}
@@ -112,3 +112,18 @@ def test_complex_parameters_and_an_option_that_does_not_go_with_a_fused_step():
             optim.step()
         found.append(p.detach())
     torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("inner", [ours, pyros])
+def test_frozen_parameters_move_when_they_may_with_the_schedule_of_the_others(inner):
+    optim = Frozen(inner(), [], 3)
+    p, q = (pyro.param(name, torch.ones(2)).unconstrained() for name in "pq")
+    optim.parameters = [q]
+    for step in range(5):
+        p.grad, q.grad = torch.ones(2), torch.ones(2)
+        optim([p, q])
+        optim.optim.step()
+        assert q.equal(torch.ones(2)) == (step < 3)
+        assert not p.equal(torch.ones(2))
+    # The first steps of Adam have the size of the learning rate, which has been halved once.
+    torch.testing.assert_close(q.detach(), torch.full((2,), 1 - 0.05 - 0.025))
