@@ -131,6 +131,32 @@ def test_a_run_on_real_data(loss, tmp_path):
     assert without_times(again) == without_times(record)
 
 
+@pytest.mark.parametrize("natural_lr", [0.0, 0.01])
+def test_the_noise_may_be_frozen_at_first(natural_lr, tmp_path):
+    config = RunConfig(
+        "solar", K=2, num_steps=5, num_test_samples=10, frozen_noise_steps=3, natural_lr=natural_lr
+    )
+    variances = []
+    for until in (3, 5):  # the second goes on from the first
+        dgp, _ = train(config, tmp_path / "m.pt", progress=False, until=until)
+        variances.append(dgp.likelihood.variance.item())
+    assert variances[0] == pytest.approx(config.noise_variance)
+    assert variances[1] != pytest.approx(config.noise_variance)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"frozen_noise_steps": 5, "likelihood": "student_t"}, "needs the noise variance"),
+        ({"frozen_noise_steps": -1}, "frozen_noise_steps must be"),
+        ({"fit_latent_prior": True, "latent_dim": 0}, "needs a latent input"),
+    ],
+)
+def test_options_that_do_not_go_together(options, message):
+    with pytest.raises(ValueError, match=message):
+        RunConfig("solar", **options)
+
+
 def test_natural_gradients_are_an_option(tmp_path):
     config = RunConfig("solar", K=2, num_steps=3, num_test_samples=10, natural_lr=0.01)
     record, _ = run(config, tmp_path, progress=False)
