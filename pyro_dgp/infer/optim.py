@@ -10,6 +10,8 @@ from pyro.optim.lr_scheduler import PyroLRScheduler
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
+from pyro_dgp._checks import check_integer
+
 __all__ = ["Frozen", "ScheduledAdam"]
 
 
@@ -68,13 +70,17 @@ class Frozen(PyroOptim):
 
     Schedules of these parameters advance meanwhile, and so do not start late.
 
-    :param ~pyro.optim.PyroOptim optim: Optimiser of all parameters.
-    :param parameters: Parameters that are frozen, in unconstrained space.
+    :param ~pyro.optim.PyroOptim optim: Optimiser of all parameters. If it is a ``PyroLRScheduler``,
+        :func:`~pyro_dgp.infer.fit` advances it; in your own loop, call its ``step()``.
+    :param parameters: Parameters that are frozen, in unconstrained space, such as
+        ``dgp.likelihood.parameters()``.
     :param int num_steps: Number of steps for which they are.
+    :raises ValueError: If ``num_steps`` is negative or no integer.
     """
 
     def __init__(self, optim: PyroOptim, parameters: Iterable[Tensor], num_steps: int) -> None:
-        self.optim, self.parameters, self.num_steps = optim, list(parameters), num_steps
+        self.optim, self.parameters = optim, list(parameters)
+        self.num_steps = check_integer("num_steps", num_steps, 0)
         self.steps_done = 0
 
     @property
