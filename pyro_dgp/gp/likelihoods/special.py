@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,19 +47,80 @@ def log_interval(low: Tensor, high: Tensor) -> Tensor:
     :param torch.Tensor low: Lower ends, of any shape.
     :param torch.Tensor high: Upper ends, above the lower ones.
     """
-    # On the left side, where Phi is small and its logarithm exact.
-    flip = low + high > 0
-    low, high = torch.where(flip, -high, low), torch.where(flip, -low, high)
-    tail = high < -1
-    a, b = torch.where(tail, low, -2.0), torch.where(tail, high, -1.0)
+    return _LogInterval.apply(*torch.broadcast_tensors(low, high))[0]
+
+
+class _LogInterval(torch.autograd.Function):
+    r"""log P with :math:`P = \Phi(b) - \Phi(a)`, and :math:`r_a = \phi(a) / P` and
+    :math:`r_b = \phi(b) / P`, of which all derivatives are made:
+
+    .. math::
+        \partial_a \log P &= -r_a, & \partial_b \log P &= r_b, \\
+        \partial_a r_a &= r_a (r_a - a), & \partial_b r_a &= -r_a r_b, \\
+        \partial_a r_b &= r_a r_b, & \partial_b r_b &= -r_b (r_b + b).
+
+    (Automatic differentiation takes three times as long as the values: it follows both branches.)
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        # On the left side, where Phi is small and its logarithm exact.
+        flip = low + high > 0
+        a, b = torch.where(flip, -high, low), torch.where(flip, -low, high)
+        tail = b < -1
+        value, at_a, at_b = (
+            torch.where(tail, in_tail, in_body)
+            for in_tail, in_body in zip(
+                _interval_in_tail(torch.where(tail, a, -2.0), torch.where(tail, b, -1.0)),
+                _interval_in_body(torch.where(tail, -1.0, a), torch.where(tail, 0.0, b)),
+                strict=True,
+            )
+        )
+        return value, torch.where(flip, at_b, at_a), torch.where(flip, at_a, at_b)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.save_for_backward(*inputs, *output[1:])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        a, b, r_a, r_b = ctx.saved_tensors
+        by_value, by_r_a, by_r_b = gradients
+        by_a = by_b = None
+        if by_value is not None:
+            by_a, by_b = -by_value * r_a, by_value * r_b
+        if by_r_a is not None or by_r_b is not None:
+            # At infinity r is 0, and so are its products.
+            a, b = (x.clamp(-_FARTHEST, _FARTHEST) for x in (a, b))
+            by_r_a, by_r_b = (torch.zeros_like(r_a) if g is None else g for g in (by_r_a, by_r_b))
+            by_a = _sum(by_a, r_a * (by_r_a * (r_a - a) + by_r_b * r_b))
+            by_b = _sum(by_b, -r_b * (by_r_a * r_a + by_r_b * (r_b + b)))
+        return by_a, by_b
+
+
+def _interval_in_tail(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """log P, phi(a) / P and phi(b) / P for a < b < 0."""
     a, b = a.clamp_min(-_FARTHEST), b.clamp_min(-_FARTHEST)
-    # log Phi(b) - log Phi(a), without a difference of squares.
-    gap = 0.5 * (a - b) * (a + b) + _log_erfcx(-b) - _log_erfcx(-a)
+    at_a, at_b = (torch.special.erfcx(x * -(2**-0.5)) for x in (a, b))
+    # log phi(b) - log phi(a), without a difference of squares.
+    gap = 0.5 * (a - b) * (a + b)
+    # P = Phi(b) (1 - Phi(a) / Phi(b)), Phi(x) = phi(x) sqrt(pi / 2) erfcx(-x / sqrt(2))
     tiny = torch.finfo(gap.dtype).tiny
-    in_tail = _log_ndtr_left(b) + (-torch.expm1(-gap.clamp_min(tiny))).log()
-    a, b = torch.where(tail, -1.0, low), torch.where(tail, 0.0, high)
-    in_body = (torch.special.ndtr(b) - torch.special.ndtr(a)).clamp_min(tiny).log()
-    return torch.where(tail, in_tail, in_body)
+    remaining = -torch.expm1(-(gap + (at_b / at_a).log()).clamp_min(tiny))
+    value = at_b.log() + remaining.log() - 0.5 * b.square() - math.log(2)
+    # Finite also where both ends are the same number.
+    r_b = (2 / math.pi) ** 0.5 / (at_b * remaining.clamp_min(torch.finfo(gap.dtype).eps ** 2))
+    return value, r_b * (-gap).exp(), r_b
+
+
+def _interval_in_body(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """log P, phi(a) / P and phi(b) / P for a < b around 0."""
+    P = (torch.special.ndtr(b) - torch.special.ndtr(a)).clamp_min(torch.finfo(a.dtype).tiny)
+    r_a, r_b = ((-0.5 * x.square()).exp() * (2 * math.pi) ** -0.5 / P for x in (a, b))
+    return P.log(), r_a, r_b
 
 
 def _log_ndtr_left(x: Tensor) -> Tensor:
@@ -68,3 +130,7 @@ def _log_ndtr_left(x: Tensor) -> Tensor:
 
 def _log_erfcx(x: Tensor) -> Tensor:
     return torch.special.erfcx(x / 2**0.5).log()
+
+
+def _sum(a: Tensor | None, b: Tensor) -> Tensor:
+    return b if a is None else a + b
