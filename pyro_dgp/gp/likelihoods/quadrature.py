@@ -166,9 +166,7 @@ def _nodes_around(
     return f, log_df
 
 
-def _sinh_nodes(
-    c: Tensor, w: Tensor, low: Tensor, high: Tensor, num: int
-) -> tuple[Tensor, Tensor]:
+def _sinh_nodes(c: Tensor, w: Tensor, low: Tensor, high: Tensor, num: int) -> tuple[Tensor, Tensor]:
     """Nodes f = c + w sinh(t) of [low, high], [num_nodes, ...], and log(weight df/dt)."""
     c, w, low, high = torch.broadcast_tensors(c, w, low, high)
     nodes, weights = _legendre_nodes(num)
