@@ -88,16 +88,13 @@ class _LogInterval(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         a, b, r_a, r_b = ctx.saved_tensors
-        by_value, by_r_a, by_r_b = gradients
-        by_a = by_b = None
-        if by_value is not None:
-            by_a, by_b = -by_value * r_a, by_value * r_b
-        if by_r_a is not None or by_r_b is not None:
+        by_value, by_r_a, by_r_b = (0.0 if g is None else g for g in gradients)
+        by_a, by_b = -by_value * r_a, by_value * r_b
+        if gradients[1] is not None or gradients[2] is not None:
             # At infinity r is 0, and so are its products.
             a, b = (x.clamp(-_FARTHEST, _FARTHEST) for x in (a, b))
-            by_r_a, by_r_b = (torch.zeros_like(r_a) if g is None else g for g in (by_r_a, by_r_b))
-            by_a = _sum(by_a, r_a * (by_r_a * (r_a - a) + by_r_b * r_b))
-            by_b = _sum(by_b, -r_b * (by_r_a * r_a + by_r_b * (r_b + b)))
+            by_a = by_a + r_a * (by_r_a * (r_a - a) + by_r_b * r_b)
+            by_b = by_b - r_b * (by_r_a * r_a + by_r_b * (r_b + b))
         return by_a, by_b
 
 
@@ -130,7 +127,3 @@ def _log_ndtr_left(x: Tensor) -> Tensor:
 
 def _log_erfcx(x: Tensor) -> Tensor:
     return torch.special.erfcx(x / 2**0.5).log()
-
-
-def _sum(a: Tensor | None, b: Tensor) -> Tensor:
-    return b if a is None else a + b

@@ -81,6 +81,25 @@ def test_float32_is_as_good_as_float32_can_be(name):
     np.testing.assert_allclose(found.detach(), exact, rtol=2e-4, atol=2e-4)
 
 
+@pytest.mark.parametrize("scale", [0.01, 0.05, 0.2, 1.0])
+def test_float32_has_enough_nodes_for_two_bends(scale):
+    """Also for derivatives, where training has its means and variances."""
+
+    def evaluated(dtype):
+        torch.set_default_dtype(dtype)
+        likelihood = lik.Rounded(width=1.0, scale=scale)
+        m, s = torch.meshgrid(
+            torch.linspace(-4, 4, 81), torch.tensor([0.05, 0.2, 0.5, 1.0, 3.0]), indexing="ij"
+        )
+        m, s = (t.to(dtype).requires_grad_() for t in (m, s))
+        values = likelihood.expected_log_prob(torch.zeros_like(m), m[None], s.square()[None])
+        return values.detach(), *torch.autograd.grad(values.sum(), (m, s))
+
+    for single, double in zip(evaluated(torch.float32), evaluated(torch.float64), strict=True):
+        assert double.abs().median() > 1e-2
+        torch.testing.assert_close(single.double(), double, rtol=3e-3, atol=3e-3)
+
+
 @exact_cases
 def test_float32_is_finite_on_the_whole_grid(name):
     case = CASES[name]

@@ -159,6 +159,31 @@ def test_log_probabilities_of_intervals_have_finite_derivatives():
     assert np.all(np.asarray(grads[1]) >= 0)
 
 
+def test_derivatives_of_log_probabilities_of_intervals():
+    """On both sides, in the tails and in the body, of the first and the second order."""
+    low = torch.tensor([-30.0, -5.0, -1.01, -0.5, 0.3, 2.0, 7.0]).double().requires_grad_()
+    high = low.detach() + torch.tensor([0.3, 1.0, 0.02, 9.0, 0.5, 2.5, 0.1])
+    high.requires_grad_()
+    assert torch.autograd.gradcheck(log_interval, (low, high))
+    assert torch.autograd.gradgradcheck(log_interval, (low, high))
+    by_vmap = torch.vmap(torch.func.grad(log_interval))(low, high)
+    (one_by_one,) = torch.autograd.grad(log_interval(low, high).sum(), low)
+    torch.testing.assert_close(by_vmap, one_by_one)
+
+
+def test_log_probabilities_of_half_lines_and_of_points_have_finite_derivatives():
+    inf = math.inf
+    low = torch.tensor([-inf, -3.0, -inf, 50.0, -1e20, -1e20, 2.0], requires_grad=True)
+    high = torch.tensor([1.0, inf, inf, inf, -1e19, -4.0, 2.0], requires_grad=True)
+    found = log_interval(low, high)
+    slopes = torch.autograd.grad(found.sum(), (low, high), create_graph=True)
+    seconds = torch.autograd.grad(slopes[0].sum() + slopes[1].sum(), (low, high))
+    assert found.isfinite().all()
+    assert all(d.isfinite().all() for d in slopes)
+    assert all(d[:4].isfinite().all() for d in seconds)
+    torch.testing.assert_close(found[:2], torch.special.log_ndtr(torch.tensor([1.0, 3.0])))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_slopes_far_in_the_tail(dtype):
     """Where those of torch's log_ndtr are 0 or NaN."""
