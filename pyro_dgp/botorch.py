@@ -61,8 +61,11 @@ class FunctionDraws(EnsembleModel):
         self._num_outputs = last.width(last.input_dim or 0)
         # Under BoTorch's own name, a warning would say that there are no training inputs.
         self._input_transform = input_transform
+        self._like = next(dgp.parameters()).detach().new_empty(())
         if outcome_transform is not None:
             self.outcome_transform = outcome_transform
+        # In training mode, transforms would learn from the inputs of predictions.
+        self.eval()
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -74,6 +77,6 @@ class FunctionDraws(EnsembleModel):
         :param torch.Tensor X: [..., q, d], before the input transform.
         :returns: [..., S, q, m], in the units of the targets that the model was trained with.
         """
-        if self._input_transform is not None:
-            X = self._input_transform(X)
-        return self._functions(X).movedim(0, -3)
+        values = X if self._input_transform is None else self._input_transform(X)
+        # BoTorch computes in double precision, models mostly in single.
+        return self._functions(values.to(self._like)).movedim(0, -3).to(X)

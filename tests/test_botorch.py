@@ -11,7 +11,7 @@ from botorch.acquisition.monte_carlo import qUpperConfidenceBound
 from botorch.generation import MaxPosteriorSampling
 from botorch.models import ModelListGP
 from botorch.models.transforms import Standardize
-from botorch.models.transforms.input import InputStandardize
+from botorch.models.transforms.input import InputStandardize, Normalize
 from botorch.optim import optimize_acqf
 
 from pyro_dgp import DRegIWELBO, LatentDGP
@@ -121,3 +121,17 @@ def test_without_botorch_the_message_says_what_to_install():
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "pip install 'pyro_dgp[botorch]'" in found.stdout
+
+
+def test_transforms_do_not_learn_from_predictions_and_any_precision_will_do(dgp):
+    single = LatentDGP.from_data(torch.rand(20, 2), torch.rand(20), num_inducing=5)
+    transform = Normalize(2)
+    training = 10 * torch.rand(50, 2).double()
+    transform(training)
+    bounds = transform.bounds.clone()
+    model = FunctionDraws(single, 8, input_transform=transform)
+    X = torch.rand(3, 2).double()
+    values = model(X)
+    assert torch.equal(transform.bounds, bounds)
+    assert values.dtype == torch.float64
+    torch.testing.assert_close(model.posterior(X).values, values)

@@ -242,6 +242,8 @@ def test_interrupted_training_goes_on(tmp_path, monkeypatch):
         regressor(checkpoint=path, K=3).fit(X, y)
     with pytest.raises(ValueError, match="made with data="):
         regressor(checkpoint=path).fit(X, y + 1.0 * (y > 0))
+    with pytest.raises(ValueError, match="another kernel or likelihood"):
+        regressor(checkpoint=path, kernel="matern12").fit(X, y)
 
 
 def test_copies_and_pickles(fitted):
@@ -340,6 +342,18 @@ def test_a_model_of_logarithms_answers_in_the_targets_units(tmp_path):
     model.save(tmp_path / "m.pt")
     loaded = LatentDGPRegressor.load(tmp_path / "m.pt")
     np.testing.assert_array_equal(loaded.predict(X), model.predict(X))
+    # Parameters are for the next fit.
+    before = model.predict(X)
+    model.set_params(target_transform=None).save(tmp_path / "m.pt")
+    assert np.array_equal(model.predict(X), before)
+    assert np.array_equal(LatentDGPRegressor.load(tmp_path / "m.pt").predict(X), before)
+
+
+def test_a_file_that_could_not_be_read_is_not_written(tmp_path):
+    model = regressor().fit(*data())
+    with pytest.raises(ValueError, match="kernel must be one of"):
+        model.set_params(kernel="foo").save(tmp_path / "m.pt")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_rounded_targets_have_quantiles_as_they_are_written():

@@ -54,6 +54,7 @@ class LatentDGP(UniquelyNamed):
     from_data = classmethod(configuration.from_data)
     predict = prediction.predict
     fit_latent_prior = prediction.fit_latent_prior
+    reset_latent_prior = prediction.reset_latent_prior
     draw_functions = prediction.draw_functions
 
     def __init__(
@@ -170,6 +171,10 @@ class LatentDGP(UniquelyNamed):
                 f"{[layer.latent_dim for layer in latent]}, and one with z of [latent_dim] is "
                 "needed."
             )
+        like = next(self.parameters())
+        z = z.to(like)
+        if not bool(z.isfinite().all()):
+            raise ValueError("z must be finite.")
         return {latent[0]: z}
 
     def _check(self, X: Tensor, y: Tensor | None, covariates: Mapping[str, Tensor]) -> None:

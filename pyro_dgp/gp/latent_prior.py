@@ -12,6 +12,8 @@ with the shares :math:`\pi` of S intervals that are equally likely under N(0, 1)
 parameters fixed, the shares are a posterior mode for the marginal likelihood
 :math:`\prod_n \int p(y_n \mid x_n, z)\, p(z)\, dz`, found by EM: nearly the nonparametric maximum
 likelihood of a mixing distribution (Kiefer and Wolfowitz 1956; Laird 1978).
+
+The density has jumps, which reparameterised gradients do not see: it is for fixed parameters only.
 """
 
 import math
@@ -36,6 +38,8 @@ _NUM_DRAWS, _MOST_INTERVALS = 2048, 64
 
 class ReweightedNormal(TorchDistribution):
     """A standard normal distribution with other probabilities of S intervals.
+
+    ``log_prob`` has no derivative by the value: the backward pass raises ``NotImplementedError``.
 
     :param torch.Tensor shares: Probabilities of the intervals between the quantiles of 0, 1/S, ...,
         1 of N(0, 1), [..., S].
@@ -62,7 +66,9 @@ class ReweightedNormal(TorchDistribution):
         ratio = (S * self.shares).log().expand(*value.shape, S)
         normal = Normal(torch.zeros_like(value), 1.0, validate_args=False)
         s = (S * torch.special.ndtr(value.double())).long().clamp(0, S - 1)
-        return normal.log_prob(value) + ratio.gather(-1, s.unsqueeze(-1))[..., 0]
+        return _Undifferentiable.apply(
+            value, normal.log_prob(value) + ratio.gather(-1, s.unsqueeze(-1))[..., 0]
+        )
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         shape = torch.Size(sample_shape) + self.batch_shape
@@ -85,6 +91,24 @@ class ReweightedNormal(TorchDistribution):
         eps = torch.finfo(u.dtype).eps
         z = torch.special.ndtri(((s[..., 0] + within) / S).clamp(eps, 1 - eps))
         return z.to(noise.dtype)
+
+
+class _Undifferentiable(torch.autograd.Function):
+    """A density, and an error in place of its derivative by the value."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, log_density: Tensor) -> Tensor:
+        return log_density.clone()
+
+    @staticmethod
+    def backward(ctx: Any, by_density: Tensor) -> tuple[None, Tensor]:
+        if ctx.needs_input_grad[0]:
+            raise NotImplementedError(
+                "The fitted prior of z has jumps, which gradients of a guide's draws do not see. "
+                "Call the model's reset_latent_prior() to train it, and fit the prior again "
+                "afterwards."
+            )
+        return None, by_density
 
 
 def balanced_draws(

@@ -235,11 +235,16 @@ class PredictiveMixture(Composite):
             found = zip(parts, p.split(_ROWS, dim), strict=True)
             return torch.cat([self[rows].icdf(p_rows) for rows, p_rows in found], dim)
         if not self._is_coarse:
-            return self._inverse(self.cdf, p, *bracket(self.cdf, p))
+            return self._at_mass(self._inverse(self.cdf, p, *bracket(self.cdf, p)))
         # First with few nodes per component, to a relative error of 1e-3, then exactly from there.
         x = self._inverse(self._score_cdf, p, *bracket(self._score_cdf, p), 1e-3)
         width = 1e-3 * x.abs() + (1e-6 if self.lattice is None else self.lattice[1])
-        return self._inverse(self.cdf, p, *bracket(self.cdf, p, x, width))
+        return self._at_mass(self._inverse(self.cdf, p, *bracket(self.cdf, p, x, width)))
+
+    def _at_mass(self, x: Tensor) -> Tensor:
+        """x, or the value with a probability that it is next to."""
+        part = self.parts[0]
+        return part.at_mass(x) if isinstance(part, Marginal | _Affine) else x
 
     def quantile(self, q: Tensor | float) -> Tensor:
         """Quantiles of each output's marginal.
@@ -452,6 +457,14 @@ class _Affine(Composite):
             return self.base.has_mass(value)
         discrete = getattr(self.base, "lattice", None) is not None
         return torch.full_like(value, discrete, dtype=torch.bool)
+
+    def at_mass(self, value: Tensor) -> Tensor:
+        """The value, or that with a probability which it is next to."""
+        if not isinstance(self.base, Marginal | _Affine):
+            return value
+        within = self._back(value)
+        moved = self.base.at_mass(within)
+        return torch.where(moved == within, value, self.loc + self.scale * moved)
 
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         return self.loc + self.scale * self.base.sample(torch.Size(sample_shape))

@@ -212,8 +212,10 @@ def fit_latent_prior(
 
     After training under N(0, I) this takes seconds, and makes predictions sharper between separate
     modes (:mod:`~pyro_dgp.gp.latent_prior`). The prior is a buffer of the latent layers: it is in
-    the model's ``state_dict``, not in Pyro's param store. Training may go on with it; a second call
-    starts from N(0, I) again.
+    the model's ``state_dict``, not in Pyro's param store. It has jumps, so that there are no
+    gradients through it: before further training, call :meth:`reset_latent_prior`. A second call
+    starts from N(0, I) again. (From 12 latent dimensions on it stays N(0, I): 2000 draws are too
+    few for two intervals of each.)
 
     :param torch.Tensor X: Inputs, [N, D], for instance the training data. Memory and time are
         proportional to N; a random sample of 2000 rows is enough.
@@ -254,6 +256,13 @@ def fit_latent_prior(
     shares = maximum_posterior_shares(torch.cat(log_p, 1), combinations, num_intervals, weight)
     for layer, found in zip(latent, shares.to(X.dtype).split(dims), strict=True):
         layer.prior_shares = found
+
+
+def reset_latent_prior(self: "LatentDGP") -> None:
+    """Gives z its prior of training, N(0, I), again; see :meth:`fit_latent_prior`."""
+    for layer in self.layers:
+        if isinstance(layer, LatentLayer):
+            layer.prior_shares = None
 
 
 @torch.no_grad()

@@ -127,6 +127,9 @@ def invert_on_lattice(
     :param torch.Tensor high: Upper ends of the bracket, where the cdf is at least p.
     """
     origin, step = lattice
+    # A sum that should be exactly p may be less by rounding.
+    slack = 1e-7 * torch.minimum(p, 1 - p) + torch.finfo(p.dtype).eps
+    smallest = p - torch.minimum(slack, 0.5 * p)
     low = ((low - origin) / step).floor() - 1
     high = ((high - origin) / step).ceil()
     while True:
@@ -135,8 +138,7 @@ def invert_on_lattice(
         open_ = (middle > low) & (middle < high)
         if not bool(open_.any()):
             break
-        # A sum that should be exactly p may be less by rounding.
-        enough = cdf(origin + step * middle) >= p - 1e-7
+        enough = cdf(origin + step * middle) >= smallest
         low = torch.where(open_ & ~enough, middle, low)
         high = torch.where(open_ & enough, middle, high)
     return origin + step * high

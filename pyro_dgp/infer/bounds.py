@@ -232,7 +232,10 @@ def pareto_k(log_w: Tensor) -> Tensor:
     j = torch.arange(1, number + 1, device=x.device, dtype=x.dtype).reshape(
         -1, *[1] * (x.dim() - 1)
     )
+    # A quarter of them are below this one. Weights may be equal: then the smallest excess of all.
     quarter = x[int(size / 4 + 0.5) - 1]
+    positive = torch.where(x > 0, x, math.inf).amin(0)
+    quarter = torch.where(quarter > 0, quarter, positive)
     # Points theta = -k / sigma that the mean is taken over, with their profile likelihoods.
     theta = 1 / x[-1] + (1 - (number / (j - 0.5)).sqrt()) / (3 * quarter)
     k = torch.log1p(-theta.unsqueeze(1) * x).mean(1)

@@ -16,7 +16,7 @@ from pyro_dgp.infer.sites import unconstrained_parameters
 
 __all__ = ["parameters_of", "read_checkpoint", "restore", "save_checkpoint"]
 
-_FORMAT = "pyro_dgp checkpoint 3"
+_FORMAT = "pyro_dgp checkpoint 4"
 
 
 def save_checkpoint(
@@ -73,8 +73,7 @@ def restore(
         for name, value in state["parameters"].items():
             parameters[names[name]].copy_(value)
     optim.optim_objs.clear()
-    # Entries that belong to no parameter keep their names.
-    optim.set_state({names.get(name, name): s for name, s in state["optimizer"].items()})
+    optim.set_state(_renamed(state["optimizer"], optim, names))
     set_random_state(_with_arrays(state["random_state"]))
 
 
@@ -115,6 +114,15 @@ def _match(
 
 def _without_first_part(name: str) -> str:
     return re.sub(r"^[^.$]*(?=[.$])", "", name)
+
+
+def _renamed(state: dict, optim: PyroOptim, names: dict[str, str]) -> dict:
+    """The state of an optimiser, which may be one around another, with other names."""
+    inner = getattr(optim, "optim", None)
+    if isinstance(inner, PyroOptim):
+        return {**state, "optim": _renamed(state["optim"], inner, names)}
+    # Entries that belong to no parameter keep their names.
+    return {names.get(name, name): s for name, s in state.items()}
 
 
 def _with_arrays(state: dict) -> dict:

@@ -12,12 +12,17 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from pyro_dgp.infer.densities import local_log_prob, sum_of_draw, tempering
+from pyro_dgp.infer.densities import (
+    local_log_prob,
+    sum_of_draw,
+    sum_within_weights,
+    tempering,
+)
 from pyro_dgp.infer.paths import Gates, reaches
 from pyro_dgp.infer.priors import PriorPaths
 from pyro_dgp.infer.roles import Roles
 from pyro_dgp.infer.samples import Samples, Terms
-from pyro_dgp.infer.sites import Site, delta, is_reparameterised, same_mask
+from pyro_dgp.infer.sites import Site, delta, is_reparameterised, log_prob_of_draw, same_mask
 
 __all__ = ["VIMCO", "DReG", "Estimator", "GDReG", "Reparameterised", "Seen"]
 
@@ -77,15 +82,20 @@ class VIMCO:
         \sum_k \big(L - L_{-k}\big)\, \nabla \log q(z_k) + \sum_k \tilde w_k\, d \log w_k,
 
     where :math:`L_{-k}` is the bound with the mean of the other log weights in place of
-    :math:`\log w_k`, and the first sum is over the draws that are not reparameterised.
+    :math:`\log w_k`, and the first sum is over the draws that are not reparameterised, with
+    the q that they were drawn from: scales and masks change the weights, but not the draws.
 
     Source: Mnih and Rezende (2016).
     """
 
     def __call__(self, samples: Samples) -> Seen:
-        seen = Reparameterised()(samples)
-        terms = zip(samples.sites.values(), seen.log_q, strict=True)
-        return seen._replace(scored=[term for s, term in terms if not is_reparameterised(s)])
+        roles = samples.roles
+        scored = [
+            (roles.group(s), sum_within_weights(log_prob_of_draw(s), s, roles))
+            for s in samples.sites.values()
+            if not is_reparameterised(s)
+        ]
+        return Reparameterised()(samples)._replace(scored=scored)
 
 
 class DReG:

@@ -137,14 +137,13 @@ class NaturalGradient(PyroOptim):
     def get_state(self) -> dict:
         """State of both optimisers."""
         mine = {"num_steps": self.num_steps, "num_cut_back": self.num_cut_back}
-        return {"natural_gradient": mine, **self.optim.get_state()}
+        return {**mine, "optim": self.optim.get_state()}
 
     def set_state(self, state_dict: dict) -> None:
         """Takes what :meth:`get_state` gave."""
-        rest = dict(state_dict)
-        mine = rest.pop("natural_gradient")
-        self.num_steps, self.num_cut_back = mine["num_steps"], mine["num_cut_back"]
-        self.optim.set_state(rest)
+        self.num_steps = state_dict["num_steps"]
+        self.num_cut_back = state_dict["num_cut_back"]
+        self.optim.set_state(state_dict["optim"])
 
 
 def _unconstrained(module: nn.Module, name: str) -> nn.Parameter | None:

@@ -75,13 +75,15 @@ class Frozen(PyroOptim):
     :param parameters: Parameters that are frozen, in unconstrained space, such as
         ``dgp.likelihood.parameters()``.
     :param int num_steps: Number of steps for which they are.
-    :raises ValueError: If ``num_steps`` is negative or no integer.
+    :raises ValueError: If ``num_steps`` is negative or no integer, or one of ``parameters`` is not
+        among those that are optimised, such as a value with a constraint.
     """
 
     def __init__(self, optim: PyroOptim, parameters: Iterable[Tensor], num_steps: int) -> None:
         self.optim, self.parameters = optim, list(parameters)
         self.num_steps = check_integer("num_steps", num_steps, 0)
         self.steps_done = 0
+        self._check(all(p.is_leaf for p in self.parameters))
 
     @property
     def optim_objs(self) -> dict:
@@ -89,18 +91,27 @@ class Frozen(PyroOptim):
         return self.optim.optim_objs
 
     def __call__(self, params: Iterable[Tensor], *args: Any, **kwargs: Any) -> None:
+        params = list(params)
         if self.steps_done < self.num_steps:
+            self._check({id(p) for p in self.parameters} <= {id(p) for p in params})
             for p in self.parameters:
                 p.grad = None
         self.steps_done += 1
-        self.optim(list(params), *args, **kwargs)
+        self.optim(params, *args, **kwargs)
+
+    @staticmethod
+    def _check(are_optimised: bool) -> None:
+        if not are_optimised:
+            raise ValueError(
+                "Frozen was given a tensor that is not among the optimised parameters, which are "
+                "unconstrained: give them as module.parameters() does."
+            )
 
     def get_state(self) -> dict:
         """The other optimiser's state, and the number of steps."""
-        return {"frozen": {"steps_done": self.steps_done}, **self.optim.get_state()}
+        return {"steps_done": self.steps_done, "optim": self.optim.get_state()}
 
     def set_state(self, state_dict: dict) -> None:
         """Takes what :meth:`get_state` gave."""
-        rest = dict(state_dict)
-        self.steps_done = rest.pop("frozen")["steps_done"]
-        self.optim.set_state(rest)
+        self.steps_done = state_dict["steps_done"]
+        self.optim.set_state(state_dict["optim"])

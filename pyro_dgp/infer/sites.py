@@ -23,6 +23,7 @@ __all__ = [
     "is_random",
     "is_reparameterised",
     "log_prob",
+    "log_prob_of_draw",
     "max_plate_nesting",
     "plates_of",
     "random_sites",
@@ -130,6 +131,19 @@ def log_prob(site: Site, value: Tensor) -> Tensor:
     if shown is not None:
         value = value.where(shown, _supported(fn, value))
     return fn.log_prob(value, *site["args"], **site["kwargs"])
+
+
+def log_prob_of_draw(site: Site) -> Tensor:
+    """The log density of a draw under the distribution that it comes from, without any mask."""
+    return _unmasked(site["fn"]).log_prob(site["value"], *site["args"], **site["kwargs"])
+
+
+def _unmasked(fn: TorchDistribution) -> TorchDistribution:
+    if isinstance(fn, MaskedDistribution):
+        return _unmasked(fn.base_dist)
+    if isinstance(fn, Independent) and is_masked(fn):
+        return _unmasked(fn.base_dist).to_event(fn.reinterpreted_batch_ndims)
+    return fn
 
 
 def shown_elements(site: Site) -> Tensor | None:

@@ -277,6 +277,7 @@ class LatentDGPEstimator(BaseEstimator):
         :raises ValueError: If ``features`` is an estimator, or the likelihood has no name.
         """
         check_is_fitted(self)
+        self._check_parameters()  # changed after fit: the file could not be read
         likelihood = described(self.dgp_.likelihood)
         parameters = self.get_params(deep=False) | {"checkpoint": None, "device": str(self.device)}
         if not isinstance(self.likelihood, str):

@@ -12,7 +12,7 @@ import pyro
 import torch
 from sklearn.preprocessing import StandardScaler
 
-from pyro_dgp.gp import LatentDGP, LatentLayer, PredictiveMixture
+from pyro_dgp.gp import LatentDGP, PredictiveMixture
 from pyro_dgp.gp.likelihoods import Likelihood
 from pyro_dgp.infer import DRegIWELBO, TrainingHistory, fit
 from pyro_dgp.infer.callbacks import EarlyStopping
@@ -181,7 +181,7 @@ class Member:
                 seed=seed,
                 weights=None if weights is None else torch.as_tensor(weights),
                 progress=False,
-                callback=_Callback(stopping, tick),
+                callback=_Callback(str(self.dgp), stopping, tick),
                 checkpoint=checkpoint,
             )
         self.steps, self.scores = [], []
@@ -191,12 +191,6 @@ class Member:
         if recipe.model["latent_dim"]:
             self._fit_latent_prior(*data, weights, seed)
         return self
-
-    def use_normal_prior(self) -> None:
-        """Gives z its prior of training, N(0, I), again."""
-        for layer in self.dgp.layers:
-            if isinstance(layer, LatentLayer):
-                layer.prior_shares = None
 
     def _fit_latent_prior(
         self, A: torch.Tensor, y: torch.Tensor, weights: np.ndarray | None, seed: int
@@ -235,21 +229,33 @@ class Member:
 
 
 class _Callback:
-    """A callback of early stopping, whose state is kept in checkpoints, and of ticks."""
+    """A callback of early stopping, whose state is kept in checkpoints, and of ticks.
 
-    def __init__(self, stopping: EarlyStopping | None, tick: Callable[[], bool] | None) -> None:
-        self.stopping, self.tick = stopping, tick
+    Checkpoints also keep the description of the model's parts, such as kernels, because other parts
+    may have parameters of the same shapes.
+    """
+
+    def __init__(
+        self, model: str, stopping: EarlyStopping | None, tick: Callable[[], bool] | None
+    ) -> None:
+        self.model, self.stopping, self.tick = model, stopping, tick
 
     def __call__(self, step: int, loss: float) -> bool:
         ended = self.stopping is not None and self.stopping(step, loss)
         return (self.tick is not None and self.tick()) or ended
 
-    def state_dict(self) -> dict | None:
-        return None if self.stopping is None else self.stopping.state_dict()
+    def state_dict(self) -> dict:
+        stopping = None if self.stopping is None else self.stopping.state_dict()
+        return {"model": self.model, "stopping": stopping}
 
-    def load_state_dict(self, state: dict | None) -> None:
-        if self.stopping is not None and state is not None:
-            self.stopping.load_state_dict(state)
+    def load_state_dict(self, state: dict) -> None:
+        if state["model"] != self.model:
+            raise ValueError(
+                "checkpoint is of a model with another kernel or likelihood. Remove it, or use "
+                "another file name."
+            )
+        if self.stopping is not None and state["stopping"] is not None:
+            self.stopping.load_state_dict(state["stopping"])
 
 
 # Pyro's handlers and parameters, and the random state, are shared by all threads.

@@ -165,6 +165,7 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
         if self._one_column:
             targets = targets[:, 0]
         self._y_ndim = targets.ndim
+        self._fitted_transform = self.target_transform
         if self.target_transform == "log":
             targets = _logarithms(targets)
         self._fit(*counting(inputs, targets, sample_weight), start)
@@ -333,16 +334,20 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
 
     def _target_state(self) -> dict:
         scaler = numbers(self._y_scaler)
-        return {"scaler": scaler, "ndim": self._y_ndim, "one_column": self._one_column}
+        return {
+            "scaler": scaler, "ndim": self._y_ndim, "one_column": self._one_column,
+            "transform": self._fitted_transform or "",
+        }  # fmt: skip
 
     def _load_targets(self, state: dict) -> None:
         self._y_scaler = scaler_of(**state["scaler"])
         self._y_ndim, self._one_column = state["ndim"], state["one_column"]
+        self._fitted_transform = state.get("transform", self.target_transform) or None
 
     def _predict(self, X: np.ndarray, z: ArrayLike | None = None) -> Predictive:
         """Predictive distribution of checked inputs, in units of y, always with the same draws."""
         p = self._predict_transformed(X, z)
-        return p if self.target_transform is None else Exponentiated(p)
+        return p if self._fitted_transform is None else Exponentiated(p)
 
     def _predict_transformed(
         self, X: np.ndarray, z: ArrayLike | None

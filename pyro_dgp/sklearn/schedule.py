@@ -117,7 +117,7 @@ class _Job:
             return HeldOut(test, train, p, member.features)
 
         fitted = held_out(self.test)
-        member.use_normal_prior()
+        member.dgp.reset_latent_prior()
         return _Done(member, fitted, held_out(self.test), late)
 
 
@@ -204,7 +204,7 @@ def fit_all(
     if parts and not _is_better(parts, normal, recipe):
         parts = normal
         for member in members:
-            member.use_normal_prior()
+            member.dgp.reset_latent_prior()
     return Fits(members, parts, num_steps, sum(d.late for d in done))
 
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import date
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -96,6 +98,7 @@ class Columns:
         """
         if len({*targets, *drop}) < len(targets) + len(drop):
             raise ValueError("A column is named twice among the targets and those left out.")
+        _check_names(frame)
         for name in (*targets, *drop):
             if name not in frame.columns:
                 raise ValueError(
@@ -203,6 +206,8 @@ class Columns:
 
         for name, seen in self.numbers.items():
             column = column_of(frame, name)
+            if column.isna().all():
+                column = column.astype("float64")
             if not pd.api.types.is_float_dtype(column):
                 raise ValueError(f"Column '{name}' must hold numbers.")
             _check_finite(name, column)
@@ -211,6 +216,8 @@ class Columns:
                 add(f"{name} {_MISSING}", column.isna().astype("float64"))
         for name, own in self.dates.items():
             column = column_of(frame, name)
+            if column.isna().all():
+                column = pd.to_datetime(column)
             if not pd.api.types.is_datetime64_any_dtype(column):
                 raise ValueError(f"Column '{name}' must hold dates.")
             values = dict(_parts(column))
@@ -219,7 +226,7 @@ class Columns:
             if any(seen["missing"] for seen in own.values()):
                 add(f"{name} {_MISSING}", column.isna().astype("float64"))
         for name, seen in self.categories.items():
-            column = as_texts(column_of(frame, name))
+            column = as_classes(as_texts(column_of(frame, name)), seen["kept"])
             for category in seen["kept"]:
                 add(f"{name}_{category}", (column == category).astype("float64"))
             if seen["other"]:
@@ -272,7 +279,7 @@ class Columns:
             for part, seen in own.items():
                 yield from _unlike(f"{name} ({part})", values[part], seen)
         for name, seen in self.categories.items():
-            column = as_texts(column_of(frame, name))
+            column = as_classes(as_texts(column_of(frame, name)), seen["kept"])
             new = column.loc[column.notna() & ~column.isin(seen["kept"])]
             if len(new) and not seen["other"]:
                 some = ", ".join(sorted(new.unique())[:3])
@@ -304,21 +311,41 @@ class Columns:
 
 
 def _plain(frame: pd.DataFrame) -> pd.DataFrame:
-    """All columns as float64, dates or objects, whatever their dtype."""
+    """All columns as float64, dates or objects, whatever their dtype.
+
+    :raises ValueError: If two columns have the same name, or a name is no text.
+    """
+    _check_names(frame)
     found = {}
     for name, column in named_columns(frame):
         if isinstance(column.dtype, pd.CategoricalDtype) or pd.api.types.is_string_dtype(column):
             column = column.astype(object)
         elif pd.api.types.is_numeric_dtype(column):
             column = column.astype("float64")
+        elif pd.api.types.is_timedelta64_dtype(column):
+            column = column.dt.total_seconds()
         if column.dtype == object and column.notna().any():
             present = column.dropna()
-            if present.map(lambda v: isinstance(v, bool | int | float | np.number)).all():
-                column = column.astype("float64")
+            if present.map(lambda v: isinstance(v, bool | int | float | np.number | Decimal)).all():
+                column = column.where(column.notna(), np.nan).astype("float64")
+            elif present.map(lambda v: isinstance(v, date)).all():
+                column = pd.to_datetime(column).astype("datetime64[us]")
             else:
                 column = column.where(column.notna())
         found[name] = column
     return pd.DataFrame(found, index=frame.index)
+
+
+def _check_names(frame: pd.DataFrame) -> None:
+    twice = frame.columns[frame.columns.duplicated()]
+    if len(twice):
+        raise ValueError(f"The table has several columns called '{twice[0]}'.")
+    others = [name for name in frame.columns if not isinstance(name, str)]
+    if others:
+        raise ValueError(
+            f"Names of columns must be texts, but one is {others[0]!r}: rename it, or all with "
+            "frame.columns.astype(str)."
+        )
 
 
 def _range(name: str, values: pd.Series) -> dict | None:

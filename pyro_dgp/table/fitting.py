@@ -147,11 +147,11 @@ def _report(args: argparse.Namespace, files: _Files, own: TableModel, data: Prep
     rows = own.columns.inputs(data.held_out), own.columns.target_values(data.held_out)
     train = data.X, data.y, data.weights
     scores = own.task.report(own.model, train, rows, own.targets, args.seed, not args.quiet)
-    own.notes["scores"] = scores = jsonable(scores)
+    own.notes["scores"] = jsonable(scores)
     print(*own.task.tables(scores), sep="\n\n")
     own.model.save(files.model, columns=own.columns.as_dict(), **own.notes)
     for path, write in files.reports:
-        write(path, args, own, data, scores)
+        write(path, args, own, data, own.notes["scores"])
         print(f"report {path}")
 
 

@@ -44,7 +44,9 @@ def permutation_importance(
     :returns: The growth and its standard error over rows, by input column.
     """
     rows = np.clip(_PREDICTIONS // len(columns.used), _LEAST_ROWS, _MOST_ROWS)
-    frame = frame.iloc[:rows].reset_index(drop=True)
+    if len(frame) > rows:  # not the first ones: tables are often sorted
+        frame = frame.sample(rows, random_state=seed)
+    frame = frame.reset_index(drop=True)
     y, rng = columns.target_values(frame), np.random.default_rng(seed)
     quick = copy.copy(model)
     quick.num_samples = min(model.num_samples, _NUM_SAMPLES)

@@ -1,5 +1,6 @@
 """Names of the classes of a target."""
 
+import math
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -42,14 +43,11 @@ def classes_of(target: pd.Series) -> list[str]:
 
 
 def as_classes(column: pd.Series, classes: Collection[str]) -> pd.Series:
-    """Texts in the spelling of the classes: 1.0 becomes 1 if that is a class."""
-    known = set(classes)
-
-    def written(text):
-        plain = _plain_number(text)
-        return plain if text not in known and plain in known else text
-
-    return column.map(written, na_action="ignore")
+    """Texts in the spelling of the classes: 1.0 becomes 1 if that is a class, or 1 becomes 1.0."""
+    spelling = {_plain_number(c): c for c in classes} | {c: c for c in classes}
+    return column.map(
+        lambda text: spelling.get(text, spelling.get(_plain_number(text), text)), na_action="ignore"
+    )
 
 
 def labels(texts: pd.Series, classes: Sequence[str]) -> np.ndarray:
@@ -62,7 +60,11 @@ def labels(texts: pd.Series, classes: Sequence[str]) -> np.ndarray:
 
 def _plain_number(text: str) -> str:
     """A number in its shortest form; other texts as they are."""
+    return f"{float(text):.15g}" if _is_number(text) else text
+
+
+def _is_number(text: str) -> bool:
     try:
-        return f"{float(text):.15g}"
+        return math.isfinite(float(text))
     except ValueError:
-        return text
+        return False

@@ -34,6 +34,11 @@ _MOST_ROWS = 20_000
 Draw = Callable[["Axes"], object]
 
 
+def _some(number: int) -> np.ndarray:
+    """Indices of some rows, evenly spread, as tables are often sorted."""
+    return np.linspace(0, number - 1, min(number, _MOST_ROWS)).round().astype(int)
+
+
 @dataclass(frozen=True)
 class Picture:
     """A figure with a name and a caption.
@@ -125,8 +130,8 @@ class _Densities:
         self.y = frame[target].to_numpy(dtype=float)
 
     def calibration(self) -> list[Draw]:
-        some = slice(_MOST_ROWS)
-        parts = beside(self.model.predictives(self.X[some]), self.y[some])
+        some = _some(len(self.X))
+        parts = beside(self.model.predictives(self.X.iloc[some]), self.y[some])
         bounds = [torch.stack(pit_bounds(p, y)) for p, y in parts]
         below, above = torch.cat(bounds, 1)
         pit = randomised_pit(below, above).numpy()
@@ -184,8 +189,8 @@ class _Classes:
         self.y = columns.target_values(frame)
 
     def calibration(self) -> list[Draw]:
-        some = slice(_MOST_ROWS)
-        shares = self.model.predict_proba(self.X[some])
+        some = _some(len(self.X))
+        shares = self.model.predict_proba(self.X.iloc[some])
         happened = np.asarray(self.y[some], dtype=object)[:, None] == self.classes.astype(object)
         if len(self.classes) == 2:  # the other class gives the same information
             shares, happened = shares[:, 1], happened[:, 1]

@@ -7,7 +7,6 @@ from pyro_dgp import plots
 from pyro_dgp.table.outputs import PNG_MARK, check_output, is_page, is_picture
 from pyro_dgp.table.page import write_page
 from pyro_dgp.table.pictures import importance_of, pictures
-from pyro_dgp.table.scores import jsonable
 from pyro_dgp.table.shared import loaded, scored_rows
 
 __all__ = ["plot_command", "report_command"]
@@ -52,7 +51,7 @@ def report_command(args: argparse.Namespace) -> int:
     scores = own.notes.get("scores") if args.table is None else None
     if scores is None:
         X, y = own.columns.inputs(frame), own.columns.target_values(frame)
-        scores = jsonable(own.task.scores(own.model, X, y, own.targets, progress=True))
+        scores = own.task.scores(own.model, X, y, own.targets, progress=True)
     write_page(output, own, frame, scores, args.model, of, progress=True)
     print(f"report  {output}")
     return 0

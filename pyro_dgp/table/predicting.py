@@ -86,9 +86,9 @@ def evaluate_command(args: argparse.Namespace) -> int:
     own = loaded(args.model, args.device)
     frame, of = scored_rows(args, own)
     X, y = own.columns.inputs(frame), own.columns.target_values(frame)
-    scores = jsonable(own.task.scores(own.model, X, y, own.targets, progress=True))
+    scores = own.task.scores(own.model, X, y, own.targets, progress=True)
     if args.json:
-        print(json.dumps(scores, indent=1, allow_nan=False))
+        print(json.dumps(jsonable(scores), indent=1, allow_nan=False))
     else:
         print(*own.task.tables(scores, of), sep="\n\n")
     return 0

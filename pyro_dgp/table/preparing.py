@@ -64,10 +64,15 @@ def prepared(args: argparse.Namespace) -> Prepared:
         held_out = rows_to_score(columns, *table_of(args, args.test))
     rows = frame.iloc[train].reset_index(drop=True)
     X, y = columns.inputs(rows), columns.target_values(rows)
+    if args.likelihood == "ordinal":
+        _check_order(columns, y)
     if args.transform:
         _check_positive(y, columns.target_values(held_out) if len(held_out) else y[:0])
     if columns.constant:
-        note([f"Left out, as they do not vary: {', '.join(columns.constant)}."])
+        rare = [n for n in columns.constant if column(rows, n).nunique() > 1]
+        same = [n for n in columns.constant if n not in rare]
+        note([f"Left out, as they do not vary: {', '.join(same)}."] if same else [])
+        note([f"Left out, as their texts are too rare: {', '.join(rare)}."] if rare else [])
     note([*_hints(args, columns, y), *_copies(columns, rows, held_out)])
     weights = None if args.weights is None else rows[args.weights].to_numpy()
     facts = _facts(args, columns, names, len(X), len(held_out))
@@ -94,7 +99,10 @@ def _training_table(args: argparse.Namespace) -> tuple[pd.DataFrame, list[str], 
         target = args.target[0]
         part = replace(table, frame=table.frame[[target]])
         texts, _, _ = typed(part, given, usual=conventions, categorical=[target])
-        frame[target] = without(column(texts, target), given.missing)
+        spelled = without(column(texts, target), given.missing)
+        if frame[target].dtype != object:  # numbers, of which some are missing
+            spelled = spelled.where(frame[target].notna())
+        frame[target] = spelled
     chosen = {*args.target, *numeric, *args.categorical}
     names = {n: why for n, why in names_of_rows(frame).items() if n not in chosen}
     frame, left_out = rows_with_targets(frame, args.target)
@@ -151,6 +159,16 @@ def _that_count(frame: pd.DataFrame, weights: str) -> pd.DataFrame:
     if not some.all():
         note([f"{(~some).sum()} of {len(frame)} rows have the weight 0, and are left out."])
     return rows_of(frame, some)
+
+
+def _check_order(columns: Columns, y: np.ndarray) -> None:
+    """Classes are in the order of whole numbers or of the alphabet, also in a model's file."""
+    order = np.unique(y).astype(str).tolist()
+    if order != [c for c in columns.classes or [] if c in order]:
+        raise ValueError(
+            f"--likelihood ordinal: the classes would have the order {', '.join(order)}, that of "
+            "the alphabet. Number them: 1, 2, 3, ..."
+        )
 
 
 def _check_positive(train: np.ndarray, held_out: np.ndarray) -> None:

@@ -113,7 +113,7 @@ def _of_file(
         raise ValueError(f"{path} is a folder; name a file with a table.")
     content, kind = path.read_bytes(), path.suffix.lower()
     if kind in (".parquet", ".pq"):
-        frame = _parsed(path, "Parquet", pd.read_parquet, content)
+        frame = _without_index(_parsed(path, "Parquet", pd.read_parquet, content))
         return Table(frame, str(path), np.arange(len(frame)) + 1)
     if kind in (".xlsx", ".xlsm", ".xls", ".ods"):
         return _of_workbook(path, content, sheet, skip_rows)
@@ -125,6 +125,15 @@ def _of_file(
         except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
             raise ValueError(f"{path} is no {kind} file, or a damaged one.") from error
     return _of_text(str(path), content, separator, encoding, skip_rows)
+
+
+def _without_index(frame: pd.DataFrame) -> pd.DataFrame:
+    """The levels of a saved index that have names become columns; the others are row numbers."""
+    named = [name for name in frame.index.names if name is not None]
+    others = [i for i, name in enumerate(frame.index.names) if name is None]
+    if named and others:
+        frame = frame.droplevel(others)
+    return frame.reset_index(drop=not named, allow_duplicates=True)
 
 
 def _parsed(
@@ -261,7 +270,10 @@ def _recognised_separator(name: str, lines: list[str]) -> str:
         if size > 1 and share > best and (separator != " " or not found or share == 1):
             best, found = share, separator
     if found is None:
-        raise ValueError(f"{name} has one column only, as it seems; if not, name its --separator.")
+        raise ValueError(
+            f"{name} has one column only, as it seems: name its --separator, such as ',' (also if "
+            "there is one column)."
+        )
     return found
 
 
@@ -298,7 +310,7 @@ def _next_line(lines: list[str], start: int) -> int:
 def _records(
     lines: list[str], separator: str, strict: bool = True
 ) -> Iterator[tuple[int, list[str]]]:
-    """Fields of records, and the number of their (last) line; without blank records.
+    """Fields of records, and the number of their (last) line; without blank lines.
 
     :param bool strict: Whether unbalanced or misplaced quotes are errors.
     """
@@ -311,7 +323,7 @@ def _records(
     try:
         for row in reader:
             row = [cell.strip() for cell in row]
-            if any(row):
+            if any(row) or len(row) > 1:  # a record may have empty fields only
                 yield reader.line_num, row
     except csv.Error as error:
         if strict:
@@ -342,6 +354,9 @@ def _fields(
                 )
             rows.append(row[: len(names)])
             numbers.append(above + number)
+        while rows and not any(rows[-1]):  # as spreadsheets write below a table
+            rows.pop()
+            numbers.pop()
     except StopIteration:
         raise ValueError(f"{name} has no names of columns.") from None
     except csv.Error as error:

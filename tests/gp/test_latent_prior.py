@@ -214,13 +214,39 @@ def test_the_site_of_z_has_the_prior():
 
 
 @pytest.mark.parametrize("loss", [DRegIWELBO(K=3), pyro.infer.TraceMeanField_ELBO()])
-def test_training_goes_on_with_it(loss):
+def test_gradients_do_not_see_its_jumps(loss):
+    """An error, as they would be wrong without a sign; values and further training are fine."""
+    X, y = data()
+    dgp = small(X, y)
+    svi = SVI(dgp.model, dgp.guide, pyro.optim.Adam({"lr": 0.01}), loss)
+    dgp.fit_latent_prior(X, y)
+    assert np.isfinite(svi.evaluate_loss(X, y))
+    before = {name: p.clone() for name, p in dgp.named_parameters()}
+    with pytest.raises(NotImplementedError, match="reset_latent_prior"):
+        svi.step(X, y)
+    assert all(torch.equal(p, before[name]) for name, p in dgp.named_parameters())
+    dgp.reset_latent_prior()
+    assert dgp.layers[0].prior_shares is None
+    dgp.zero_grad()
+    assert np.isfinite([svi.step(X, y) for _ in range(5)]).all()
+
+
+def test_without_an_encoder_training_goes_on_with_it():
+    X, y = data()
+    dgp = small(X, y, encoder_widths=None)
+    dgp.fit_latent_prior(X, y)
+    svi = SVI(dgp.model, dgp.guide, pyro.optim.Adam({"lr": 0.01}), DRegIWELBO(K=3))
+    assert np.isfinite([svi.step(X, y) for _ in range(5)]).all()
+    assert dgp.layers[0].prior_shares is not None
+
+
+def test_the_state_of_other_parts_leaves_it():
     X, y = data()
     dgp = small(X, y)
     dgp.fit_latent_prior(X, y)
     before = dgp.layers[0].prior_shares.clone()
-    svi = SVI(dgp.model, dgp.guide, pyro.optim.Adam({"lr": 0.01}), loss)
-    assert np.isfinite([svi.step(X, y) for _ in range(5)]).all()
+    state = {n: v for n, v in dgp.state_dict().items() if n.startswith("likelihood")}
+    dgp.load_state_dict(state, strict=False)
     assert torch.equal(dgp.layers[0].prior_shares, before)
 
 

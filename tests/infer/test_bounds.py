@@ -101,3 +101,13 @@ def test_advice():
     assert "above 0.7 for 2 of 2" in weight_diagnostics(heavy).advice()
     assert "can be relied upon" in weight_diagnostics(light).advice()
     assert "K is too small" in weight_diagnostics(light[:, :10]).advice()
+
+
+def test_pareto_k_of_weights_of_which_many_are_equal():
+    """As those of discrete draws: a number, and advice of all data."""
+    log_w = (torch.rand(1, 1000, 3) < 0.1).float()
+    log_w[..., 1:] = torch.randn(1, 1000, 2)
+    found = weight_diagnostics(log_w)
+    assert not found.pareto_k.isnan().any()
+    assert "too small" not in found.advice()
+    assert "nan" not in found.advice()

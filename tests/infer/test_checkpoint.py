@@ -82,6 +82,28 @@ def test_exact_resume_with_frozen_parameters(stop, tmp_path):
         assert ours.equal(theirs)
 
 
+@pytest.mark.parametrize("stop", [2, 4, 7])
+def test_exact_resume_with_optimisers_around_each_other(stop, tmp_path):
+    """Two groups of parameters that thaw one after the other, two step sizes of q(u)."""
+
+    def new():
+        pyro.set_rng_seed(3)
+        dgp = LatentDGP.from_data(X, Y, num_layers=2, num_inducing=5)
+        *_, first, last = dgp.layers
+        optim = Frozen(paper_optimizer(0.02, 0.5, 2), dgp.likelihood.parameters(), 3)
+        optim = Frozen(optim, first.kernel.parameters(), 6)
+        return dgp, NaturalGradient(first, NaturalGradient(last, optim, lr=0.1), lr=0.05)
+
+    whole, optim = new()
+    expected = train(whole, 10, optim)
+    for num_steps in (stop, 10):
+        part, optim = new()
+        history = train(part, num_steps, optim, checkpoint=tmp_path / "checkpoint.pt")
+    assert history.losses == expected.losses
+    for ours, theirs in zip(part.parameters(), whole.parameters(), strict=True):
+        assert ours.equal(theirs)
+
+
 def test_all_steps_done_only_loads(tmp_path):
     path = tmp_path / "checkpoint.pt"
     first = new_model()

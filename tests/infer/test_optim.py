@@ -4,6 +4,7 @@ import pyro
 import pyro.optim
 import pytest
 import torch
+from torch.distributions import constraints
 from torch.optim.lr_scheduler import StepLR
 
 from pyro_dgp.infer import Frozen, ScheduledAdam
@@ -127,3 +128,14 @@ def test_frozen_parameters_move_when_they_may_with_the_schedule_of_the_others(in
         assert not p.equal(torch.ones(2))
     # The first steps of Adam have the size of the learning rate, which has been halved once.
     torch.testing.assert_close(q.detach(), torch.full((2,), 1 - 0.05 - 0.025))
+
+
+def test_what_is_frozen_must_be_what_is_optimised():
+    p, q = (pyro.param(name, torch.ones(2)).unconstrained() for name in "pq")
+    constrained = pyro.param("r", torch.ones(2), constraint=constraints.positive)
+    with pytest.raises(ValueError, match="unconstrained"):
+        Frozen(ours(), [constrained], 3)
+    optim = Frozen(ours(), [q], 3)
+    p.grad = torch.ones(2)
+    with pytest.raises(ValueError, match="not among the optimised parameters"):
+        optim([p])

@@ -1,10 +1,12 @@
 """Local latents without a gradient: the bound and its derivatives are sums over their values."""
 
+import functools
 import itertools
 import math
 
 import pyro
 import pyro.distributions as dist
+import pyro.poutine as poutine
 import pytest
 import torch
 from torch.distributions import Bernoulli, Normal
@@ -173,3 +175,52 @@ def test_categorical_draws():
     assert values.mean().item() == pytest.approx(evidence, abs=0.02)
     found = pyro.param("logits").softmax(1).detach()
     assert (found - log_joint.softmax(1)).abs().max() < 0.2
+
+
+# Scales and masks change the weights, but not the draws.
+
+
+def handled_model(y, handler):
+    p = parameters(INIT)
+    with pyro.plate("data", len(y)):
+        with handler():
+            s = pyro.sample("s", dist.Bernoulli(logits=p["theta"]))
+        pyro.sample("y", dist.Normal(2 * s, 1.0), obs=y)
+
+
+def handled_guide(y, handler):
+    p = parameters(INIT)
+    with pyro.plate("data", len(y)), handler():
+        pyro.sample("s", dist.Bernoulli(logits=p["a"] * y + p["b"]))
+
+
+HANDLERS = {
+    "scale": (lambda: poutine.scale(scale=0.3), 0.3),
+    "mask": (lambda: poutine.mask(mask=torch.tensor([False, False])), 0.0),
+    "whole mask": (lambda: poutine.mask(mask=False), 0.0),
+}
+
+
+@pytest.mark.parametrize("name", HANDLERS)
+def test_scores_are_those_of_the_draws_under_scales_and_masks(name):
+    handler, factor = HANDLERS[name]
+    K, p = 2, {n: torch.tensor(v).double().requires_grad_() for n, v in INIT.items()}
+    value, y = 0.0, Y.unsqueeze(-1)
+    for values in itertools.product((0.0, 1.0), repeat=K):
+        s = torch.tensor(values).double()
+        q = Bernoulli(logits=p["a"] * y + p["b"]).log_prob(s)
+        ratio = Bernoulli(logits=p["theta"]).log_prob(s) - q
+        log_w = factor * ratio + Normal(2 * s, 1.0).log_prob(y)
+        value = value + (log_mean_exp(log_w, -1) * q.sum(-1).exp()).sum()
+    names = ["a", "b"]
+    expected = dict(zip(names, torch.autograd.grad(value, [p[n] for n in names]), strict=True))
+
+    class Handled(Switch):
+        def __init__(self):
+            self.model = functools.partial(handled_model, handler=handler)
+            self.guide = functools.partial(handled_guide, handler=handler)
+
+    found, grads = estimates(Handled(), VIMCOIWELBO(K=K, num_particles=800), 60)
+    assert z_score(found, value.item()) < LIMIT
+    for n in names:
+        assert z_score(grads[n], expected[n]) < LIMIT, n

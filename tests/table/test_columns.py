@@ -1,8 +1,12 @@
+from datetime import date
+from decimal import Decimal
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from pyro_dgp.table.columns import Columns, names_of_rows
+from pyro_dgp.table.labels import as_classes
 from tests.refusals import refusals
 
 FRAME = pd.DataFrame(
@@ -132,6 +136,46 @@ def test_names_of_rows():
     assert names_of_rows(frame.iloc[:10]) == {}
 
 
+def test_types_of_databases_are_numbers_and_dates():
+    frame = FRAME.assign(
+        cost=[Decimal("1.5"), None, Decimal("2"), Decimal("4")],
+        day=[date(2020, 1, d) for d in (1, 2, 5, 9)],
+        wait=pd.to_timedelta([1, 2, 3, 5], "h"),
+    )
+    columns = Columns.of(frame, ["price"])
+    assert {"cost", "wait"} <= columns.numbers.keys()
+    assert list(columns.dates) == ["day"]
+    assert columns.constant == []
+    X = columns.inputs(frame)
+    assert X["cost"].tolist() == [1.5, 2, 2, 4]
+    assert X["wait"].tolist() == [3600, 7200, 10800, 18000]
+
+
+def test_a_row_in_which_everything_is_missing():
+    frame = FRAME.assign(when=pd.date_range("2020-01-01", periods=4))
+    columns = Columns.of(frame, ["price"])
+    X = columns.inputs(pd.DataFrame([dict.fromkeys(columns.used)]))
+    assert X.loc[0, ["size", "rooms", "when (day of year)"]].tolist() == [3, 2, 2.5]
+    assert X["city_Oslo"].tolist() == [0]
+
+
+def test_numbers_for_categories_may_be_written_otherwise():
+    """As pandas writes whole numbers with a decimal once one of them is missing."""
+    frame = FRAME.assign(zone=["1", "2", "2", "3"], old=["1.0", "2.0", "2.0", "0.0"])
+    columns = Columns.of(frame, ["price"])
+    new = frame.assign(zone=["1.0", "2.0", None, "3"], old=["1", "2", "2", "0"])
+    X, before = columns.inputs(new), columns.inputs(frame)
+    zones = [name for name in X if name.startswith("zone_")]
+    assert X.loc[[0, 1, 3], zones].equals(before.loc[[0, 1, 3], zones])
+    assert X.filter(like="old_").equals(before.filter(like="old_"))
+    assert [note for note in columns.remarks(new) if "old" in note] == []
+
+
+def test_classes_may_be_written_otherwise():
+    for classes, texts in ((["0", "1"], ["0.0", "1"]), (["0.0", "1.0"], ["0", "1.0"])):
+        assert as_classes(pd.Series([*texts, "x", None]), classes).tolist()[:2] == classes
+
+
 def test_a_typical_row():
     row = Columns.of(FRAME, ["price"]).typical(FRAME)
     assert row.iloc[0].to_dict() == {"size": 3.0, "rooms": 2.0, "garden": 0.5, "city": "Rome"}
@@ -179,6 +223,13 @@ def of_new_rows(frame):
         ),
         "a target that is left out": (
             lambda: Columns.of(FRAME, ["price"], drop=["price"]), ValueError, "named twice"
+        ),
+        "two columns of one name": (
+            inputs(FRAME.rename(columns={"rooms": "size"})),
+            ValueError, "several columns called 'size'",
+        ),
+        "a name that is a number": (
+            inputs(FRAME.rename(columns={"rooms": 3})), ValueError, "must be texts, but one is 3"
         ),
         "new rows without a column": (
             of_new_rows(FRAME.drop(columns="rooms")), ValueError, "has no column 'rooms'"

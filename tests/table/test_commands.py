@@ -625,6 +625,24 @@ def scores_of(model, capsys, *table):
     return next(iter(found["targets"].values()))["latent deep GP"]
 
 
+def test_a_target_of_two_numbers_and_missing_cells_has_two_classes(capsys, tmp_path):
+    frame = table(50).drop(columns="price")
+    for missing in ("NA", "?", ""):
+        frame["sold"] = ["0", "1", missing, "1", "0"] * 10
+        code, _ = fit(tmp_path, frame, target="sold")
+        assert code == 0
+        err = capsys.readouterr().err
+        assert "has the 2 classes 0, 1 (" in err
+        assert "10 of 50 rows without the target 'sold' are left out" in err
+
+
+def test_ordinal_classes_whose_order_would_be_lost(capsys, tmp_path):
+    frame = table(40).assign(grade=["2.5", "5", "7.5", "10"] * 10)
+    code, _ = fit(tmp_path, frame, "--likelihood", "ordinal", target="grade")
+    assert code == 2
+    assert "would have the order 10, 2.5, 5, 7.5" in capsys.readouterr().err
+
+
 def test_whole_numbers_have_intervals_and_densities_of_their_own(capsys, tmp_path):
     x = np.linspace(-2, 2, 100)
     frame = pd.DataFrame({"x": x, "y": 0.5 * np.digitize(x, [-1.2, -0.4, 0.4, 1.2]) + 1})

@@ -50,3 +50,13 @@ def test_one_row_has_no_error():
     found = permutation_importance(Known(), columns, lambda m, X, y: np.ones(len(y)), frame[:1])
     assert found["a"][0] == 0
     assert np.isnan(found["a"][1])
+
+
+def test_rows_of_a_sorted_table_are_drawn_from_all_of_it():
+    c = np.repeat(["x", "z"], [5000, 2000]).astype(object)
+    frame = pd.DataFrame({"c": c, "y": (c == "z").astype(float)})
+    columns = Columns.of(frame, ["y"])
+    found = permutation_importance(
+        Known(), columns, lambda m, X, y: np.square(y - X["c_z"]).to_numpy() + 1, frame
+    )
+    assert found["c"][0] == pytest.approx(2 * 2 / 7 * 5 / 7, abs=5 * found["c"][1])

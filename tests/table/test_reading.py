@@ -223,3 +223,27 @@ def test_folders_and_absent_files(tmp_path):
         read_table(tmp_path)
     with pytest.raises(FileNotFoundError):
         read_table(tmp_path / "absent.csv")
+
+
+def test_records_of_empty_cells_are_rows(tmp_path):
+    """Predictions of a table are in its order; below it, spreadsheets leave empty records."""
+    rows = [["a", "b"], ["1", "2"], ["", ""], ["3", "4"]]
+    frame = pd.DataFrame(rows[1:], columns=rows[0])
+    table = assert_read(write(tmp_path, text(",", [*rows, ["", ""], ["", ""]])), frame)
+    assert table.lines.tolist() == [2, 3, 4]
+    blank = text(",", rows[:2]) + "\n\n" + text(",", rows[3:])
+    assert_read(write(tmp_path, blank), frame.iloc[[0, 2]].reset_index(drop=True))
+
+
+def test_the_index_of_a_parquet_file(tmp_path):
+    """Levels without a name number rows, perhaps twice; those with names are columns."""
+    frame = pd.DataFrame({"a": [1.0, 2, 3, 4]}, index=[0, 0, 1, 1])
+    frame.to_parquet(tmp_path / "t.parquet")
+    found = read_table(tmp_path / "t.parquet").frame
+    pd.testing.assert_frame_equal(found, frame.reset_index(drop=True))
+    named = frame.set_index(pd.Index(["w", "x", "y", "z"], name="id"))
+    named.to_parquet(tmp_path / "t.parquet")
+    assert read_table(tmp_path / "t.parquet").frame["id"].tolist() == ["w", "x", "y", "z"]
+    frame.set_index(pd.Index([1, 2, 3, 4], name="a")).to_parquet(tmp_path / "t.parquet")
+    with pytest.raises(ValueError, match="several columns called 'a'"):
+        read_table(tmp_path / "t.parquet")

@@ -235,6 +235,11 @@ class Likelihood(pyro_likelihoods.Likelihood):
         """Whether :meth:`log_marginal` at y is the logarithm of a probability, not of a density."""
         return torch.full_like(y, self.discrete, dtype=torch.bool)
 
+    def at_mass(self, y: Tensor) -> Tensor:
+        """y, with the value that has a probability in place of those that :meth:`has_mass` takes
+        for it."""
+        return y
+
     def lattice(self) -> tuple[float, float] | None:
         """Origin and step, if targets lie on origin + step k, for quantiles and CRPS; else None."""
         return (0.0, 1.0) if self.discrete else None

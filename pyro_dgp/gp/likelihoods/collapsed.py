@@ -138,11 +138,18 @@ class Marginal(Composite):
         """See :meth:`~pyro_dgp.gp.Likelihood.has_mass`."""
         return self.likelihood.has_mass(value)
 
+    def at_mass(self, value: Tensor) -> Tensor:
+        """See :meth:`~pyro_dgp.gp.Likelihood.at_mass`."""
+        return self.likelihood.at_mass(value)
+
     def log_prob(self, value: Tensor) -> Tensor:
         return self._evaluate(self.likelihood.log_marginal, value)
 
     def cdf(self, value: Tensor) -> Tensor:
-        return self._evaluate(self.likelihood.marginal_cdf, value)
+        infinite = value.isinf()
+        if not bool(infinite.any()):
+            return self._evaluate(self.likelihood.marginal_cdf, value)
+        return torch.where(infinite, value > 0, self.cdf(value.masked_fill(infinite, 0.0)))
 
     def coarse_cdf(self, value: Tensor) -> Tensor:
         """See :meth:`~pyro_dgp.gp.Likelihood.coarse_cdf`."""

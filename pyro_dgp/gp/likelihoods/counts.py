@@ -147,12 +147,13 @@ class NegativeBinomial(_Counts):
         self, loc: Tensor, var: Tensor, exposure: Tensor | float = 1.0
     ) -> tuple[Tensor, Tensor]:
         mean = exposure * (loc[0] + 0.5 * var[0]).exp()
-        square = mean.square() * var[0].exp()
-        return mean, mean + square * (1 + 1 / self.concentration) - mean.square()
+        relative = var[0].expm1() + var[0].exp() / self.concentration
+        return mean, mean + mean.square() * relative
 
 
 class _Poisson(dist.Poisson):
     def cdf(self, value: Tensor) -> Tensor:
+        # Clamped below 0 and at infinity, where the integral is not defined.
         # Clamped below 0, where the integral is not defined.
         found = torch.special.gammaincc(value.floor().clamp_min(0) + 1, self.rate)
         return torch.where(value < 0, 0.0, found)

@@ -126,7 +126,9 @@ def normal_rule(
 ) -> tuple[Tensor, Tensor]:
     """Standardised nodes x [J, num_nodes, ...] and the logarithms of their weights."""
     with torch.no_grad():
-        if bends is None or bool((var[0].sqrt() <= _RESOLVED * bends.width).all()):
+        # A traced program must be right for any variance.
+        traced = torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
+        if bends is None or (not traced and bool((var[0].sqrt() <= _RESOLVED * bends.width).all())):
             x, log_w = _hermite_nodes(len(loc), num_hermite)
             shape = (*x.shape, *[1] * (loc.dim() - 1))
             return loc.new_tensor(x).reshape(shape), loc.new_tensor(log_w).reshape(shape[1:])

@@ -47,7 +47,12 @@ def log_interval(low: Tensor, high: Tensor) -> Tensor:
     :param torch.Tensor low: Lower ends, of any shape.
     :param torch.Tensor high: Upper ends, above the lower ones.
     """
-    return _LogInterval.apply(*torch.broadcast_tensors(low, high))[0]
+    ends = torch.broadcast_tensors(low, high)
+    # In forward mode by plain operations: nested, custom functions would have derivatives of 0.
+    # There is no public function that says whether it is on.
+    if getattr(torch.autograd.forward_ad, "_current_level", 0) >= 0:
+        return _interval(*ends)[0]
+    return _LogInterval.apply(*ends)[0]
 
 
 class _LogInterval(torch.autograd.Function):
@@ -66,19 +71,7 @@ class _LogInterval(torch.autograd.Function):
 
     @staticmethod
     def forward(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        # On the left side, where Phi is small and its logarithm exact.
-        flip = low + high > 0
-        a, b = torch.where(flip, -high, low), torch.where(flip, -low, high)
-        tail = b < -1
-        value, at_a, at_b = (
-            torch.where(tail, in_tail, in_body)
-            for in_tail, in_body in zip(
-                _interval_in_tail(torch.where(tail, a, -2.0), torch.where(tail, b, -1.0)),
-                _interval_in_body(torch.where(tail, -1.0, a), torch.where(tail, 0.0, b)),
-                strict=True,
-            )
-        )
-        return value, torch.where(flip, at_b, at_a), torch.where(flip, at_a, at_b)
+        return _interval(low, high)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
@@ -96,6 +89,23 @@ class _LogInterval(torch.autograd.Function):
             by_a = by_a + r_a * (by_r_a * (r_a - a) + by_r_b * r_b)
             by_b = by_b - r_b * (by_r_a * r_a + by_r_b * (r_b + b))
         return by_a, by_b
+
+
+def _interval(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """log P, phi(low) / P and phi(high) / P."""
+    # On the left side, where Phi is small and its logarithm exact.
+    flip = low + high > 0
+    a, b = torch.where(flip, -high, low), torch.where(flip, -low, high)
+    tail = b < -1
+    value, at_a, at_b = (
+        torch.where(tail, in_tail, in_body)
+        for in_tail, in_body in zip(
+            _interval_in_tail(torch.where(tail, a, -2.0), torch.where(tail, b, -1.0)),
+            _interval_in_body(torch.where(tail, -1.0, a), torch.where(tail, 0.0, b)),
+            strict=True,
+        )
+    )
+    return value, torch.where(flip, at_b, at_a), torch.where(flip, at_a, at_b)
 
 
 def _interval_in_tail(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:

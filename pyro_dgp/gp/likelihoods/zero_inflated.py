@@ -114,8 +114,8 @@ class ZeroInflated(Likelihood):
         p = self._probability(loc, var)
         rest = self.likelihood.marginal(loc[1:], var[1:], **covariates)
         mean = p * self.value + (1 - p) * rest.mean
-        square = p * self.value**2 + (1 - p) * (rest.variance + rest.mean.square())
-        return mean, square - mean.square()
+        between = p * (1 - p) * (rest.mean - self.value).square()
+        return mean, (1 - p) * rest.variance + between
 
     def marginal_sample(self, loc: Tensor, var: Tensor, **covariates: Tensor) -> Tensor:
         f = loc[0] + var[0].sqrt() * torch.randn_like(loc[0])
@@ -135,6 +135,9 @@ class ZeroInflated(Likelihood):
     def has_mass(self, y: Tensor) -> Tensor:
         """True at the value."""
         return (y - self.value).abs() <= 1e-6 * max(1.0, abs(self.value))
+
+    def at_mass(self, y: Tensor) -> Tensor:
+        return torch.where(self.has_mass(y), self.value, y)
 
     def _elsewhere(self, y: Tensor) -> Tensor:
         """y, with a target that the other likelihood accepts in place of the value."""

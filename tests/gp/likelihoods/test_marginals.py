@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy import special
+from scipy import special, stats
 
 from pyro_dgp.gp import likelihoods as lik
 from pyro_dgp.gp.fixed import fixed_copy
@@ -272,8 +272,8 @@ def test_a_mixtures_quantiles_invert_its_distribution_function(name):
     y = mix.quantile(q)
     assert y.shape == (5, 2)
     if "inflated" in name:
-        # Where it jumps, the smallest that will do.
-        step = 1e-6 * (1 + y.abs())
+        # Where it jumps, the smallest that will do, but for what is taken for the value (1e-6).
+        step = 2e-6 * (1 + y.abs())
         assert (mix.cdf(y + step) >= q[:, None] - 1e-9).all()
         assert (mix.cdf(y - step) <= q[:, None] + 1e-9).all()
     else:
@@ -374,3 +374,52 @@ def test_a_mixture_of_classes_has_probabilities_and_no_distribution_function():
     assert mix.sample((7,)).shape == (7, 4)
     with pytest.raises(NotImplementedError):
         mix.cdf(torch.zeros(4))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_quantiles_of_counts_far_in_the_tails(dtype):
+    """Where the probability is less than what rounding may take from a sum."""
+    zero = torch.zeros(1, 1, 1, dtype=dtype)
+    marginal = lik.Poisson().to(dtype).marginal(zero + math.log(10), zero)
+    p = [1e-9, 5e-8, 1e-3, 0.5, 1 - 1e-6]
+    p += [1 - 5e-8, 1 - 1e-10] if dtype == torch.float64 else []
+    found = PredictiveMixture(marginal).quantile(torch.tensor(p, dtype=dtype))
+    assert found.flatten().tolist() == stats.poisson(10).ppf(p).tolist()
+
+
+@pytest.mark.parametrize(("value", "scale"), [(0.0, 1.0), (0.0, 1e4), (1000.0, 1.0)])
+def test_quantiles_are_the_value_that_has_a_probability(value, scale):
+    likelihood = lik.ZeroInflated(lik.LogNormal(), value, 0.5)
+    loc, var = torch.tensor([0.0, 7.0]).reshape(2, 1, 1), torch.full((2, 1, 1), 1e-4)
+    mixture = PredictiveMixture(likelihood.marginal(*likelihood.functions(loc, var))).affine(
+        0.0, scale
+    )
+    found = mixture.quantile(torch.tensor([0.1, 0.3, 0.45, 0.9]))
+    low = value > 800  # of the other half of the targets, 1/4 lie below 1000
+    assert (found == scale * value).any()
+    assert (found >= 0).all()
+    assert found.diff(dim=0).min() >= 0
+    assert low or (found[:3] == scale * value).all()
+
+
+def test_moments_that_are_small_differences():
+    """In single precision: the variance of a value beside a narrow density, and of large counts."""
+    torch.set_default_dtype(torch.float32)
+    # Here all of the targets are within 0.02 of the value.
+    inflated = lik.ZeroInflated(lik.GaussianLikelihood(1e-4), 100.0, 0.5)
+    loc, var = torch.tensor([0.0, 100.0]).reshape(2, 1), torch.tensor([1e-8, 1e-4]).reshape(2, 1)
+    _, variance = inflated.marginal_moments(loc, var)
+    assert variance.item() == pytest.approx(1e-4, rel=1e-3)
+    counts = lik.NegativeBinomial(concentration=1e7)
+    loc = torch.tensor([[math.log(6.6e7)]])
+    mean, variance = counts.marginal_moments(loc, torch.zeros(1, 1))
+    m, r = mean.double().item(), counts.concentration.double().item()
+    assert variance.item() == pytest.approx(m + m**2 / r, rel=1e-5)
+
+
+def test_distribution_functions_of_counts_at_infinity():
+    for likelihood in (lik.Poisson(), lik.NegativeBinomial()):
+        marginal = likelihood.marginal(torch.zeros(1, 1), torch.ones(1, 1))
+        found = marginal.cdf(torch.tensor([-math.inf, 3.0, math.inf]))
+        torch.testing.assert_close(found[::2], torch.tensor([0.0, 1.0]))
+        torch.testing.assert_close(found[1:2], marginal.cdf(torch.tensor([3.0])))

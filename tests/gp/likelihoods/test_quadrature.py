@@ -196,3 +196,29 @@ def test_slopes_far_in_the_tail(dtype):
     # Nearly all of an interval's probability lies at its near end.
     torch.testing.assert_close(slope[:2], 1 - x[:2].detach(), rtol=2e-3, atol=0)
     assert slope.isfinite().all()
+
+
+def test_forward_mode_is_that_of_reverse():
+    low, high = torch.tensor([-3.0, -0.4, 2.0]).double(), torch.tensor([-2.5, 1.0, 2.1]).double()
+
+    def total(ends):
+        return log_interval(*ends).sum()
+
+    ends = torch.stack([low, high])
+    torch.testing.assert_close(torch.func.jacfwd(total)(ends), torch.func.grad(total)(ends))
+    hessian = torch.func.jacrev(torch.func.grad(total))(ends)
+    for inner in (torch.func.grad, torch.func.jacfwd):
+        torch.testing.assert_close(torch.func.jacfwd(inner(total))(ends), hessian)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*deprecated")
+def test_a_traced_rule_is_right_for_other_variances():
+    bends = Bends((0.0, 0.3), 0.1)
+
+    def integral(loc, var):
+        return expected(lambda f: (f.abs() - 0.1).sigmoid().log(), loc, var, bends)
+
+    loc = torch.zeros(1, 4)
+    traced = torch.jit.trace(integral, (loc, torch.full((1, 4), 1e-4)), check_trace=False)
+    wide = torch.full((1, 4), 25.0)
+    torch.testing.assert_close(traced(loc, wide), integral(loc, wide))
