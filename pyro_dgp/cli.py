@@ -102,13 +102,19 @@ def _snr(args: argparse.Namespace) -> int:
         config, source = _demo_config(args, _SNR), folder
     else:
         config, source = load_record(args.record)[0], Path(args.record).parent
+        own = [name for name in given_options(args, RunConfig) if name != "seed"]
+        if own:
+            raise ValueError(
+                f"{args.record} says how its model was trained: of the options of training, only "
+                f"--seed has an effect, on the draws (not {', '.join(own)})."
+            )
         if not checkpoint_path(config, source).exists():
             raise ValueError(
                 f"The model of {args.record} is not there: {checkpoint_path(config, source)}."
             )
     dgp = trained(config, source, progress)
     _, X, y = some_data(config, args.points)
-    seed = config.seed or 0
+    seed = given_options(args, RunConfig).get("seed", config.seed) or 0
     sweep = encoders.snr_against_K(dgp, X, y, args.samples, args.draws, seed, progress=progress)
     path = folder / "snr.json"
     sweep.save(path)

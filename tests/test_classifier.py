@@ -213,3 +213,11 @@ def test_model_selection(few_trees):
         {"latentdgpclassifier__latent_dim": [0, 1]}, cv=2, scoring="neg_log_loss",
     ).fit(X, y)  # fmt: skip
     assert np.isfinite(search.cv_results_["mean_test_score"]).all()
+
+
+def test_classes_that_a_file_cannot_have(tmp_path):
+    X, y = class_data(num_classes=2)
+    model = classifier(**SMALL).fit(X, np.datetime64("2020-01-01") + y)
+    with pytest.raises(ValueError, match=r"are no numbers or strings.*y\.astype\(str\)"):
+        model.save(tmp_path / "m.pt")
+    assert list(tmp_path.iterdir()) == []

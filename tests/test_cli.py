@@ -147,6 +147,12 @@ def test_snr_of_a_trained_model(monkeypatch, tmp_path, capsys):
     args = ["snr", str(record), *SNR, "--no-figure", "--output", str(tmp_path / "snr")]
     assert cli.main(args) == 0
     assert "DReG           10" in capsys.readouterr().out
+    first = (tmp_path / "snr" / "snr.json").read_text()
+    assert cli.main([*args, "--seed", "5"]) == 0
+    assert (tmp_path / "snr" / "snr.json").read_text() != first
+    capsys.readouterr()
+    assert cli.main([*args, "--layers", "1"]) == 2
+    assert "only --seed has an effect, on the draws (not num_layers)" in capsys.readouterr().err
     next(tmp_path.glob("*.pt")).unlink()
     assert cli.main(args) == 2
     assert "The model of" in capsys.readouterr().err

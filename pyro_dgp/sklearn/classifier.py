@@ -169,10 +169,21 @@ class LatentDGPClassifier(ClassifierMixin, LatentDGPEstimator):
         return -p.log_prob(y)
 
     def _target_state(self) -> dict:
+        _check_kind(self.classes_.dtype)
         return {"classes": self.classes_.tolist(), "kind": self.classes_.dtype.str}
 
     def _load_targets(self, state: dict) -> None:
         kind = np.dtype(state["kind"])
-        if kind.kind not in "biufUO":
-            raise ValueError(f"Classes of dtype {kind} are no numbers or strings.")
+        _check_kind(kind)
         self.classes_ = np.array(state["classes"], dtype=kind)
+
+
+def _check_kind(dtype: np.dtype) -> None:
+    """
+    :raises ValueError: If a file cannot have classes of this dtype.
+    """
+    if dtype.kind not in "biufUO":
+        raise ValueError(
+            f"Classes of dtype {dtype} are no numbers or strings, and cannot be saved: convert "
+            "them before fitting, with y.astype(str) for instance."
+        )

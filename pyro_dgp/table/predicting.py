@@ -32,6 +32,7 @@ def predict_command(args: argparse.Namespace) -> int:
         if output.suffix.lower() in (".xlsx", ".xls", ".ods"):
             raise ValueError(f"--output {output}: predictions are written as CSV or Parquet.")
     table, conventions = table_of(args, args.table)
+    args.keep = list(dict.fromkeys(args.keep))
     absent = [name for name in args.keep if name not in table.frame]
     if absent:
         raise ValueError(

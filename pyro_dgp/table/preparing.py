@@ -82,6 +82,8 @@ def prepared(args: argparse.Namespace) -> Prepared:
 def _training_table(args: argparse.Namespace) -> tuple[pd.DataFrame, list[str], Conventions, bool]:
     """Rows with targets and positive weights, names of columns that only identify rows, the
     conventions of the table, and whether the target has classes."""
+    if len(set(args.target)) < len(args.target):
+        raise ValueError(f"--target {' '.join(args.target)}: a column is named twice.")
     table, given = table_of(args, args.table)
     weights = [] if args.weights is None else [args.weights]
     for name in (*args.drop, *weights):
@@ -143,6 +145,10 @@ def _split(
     order = np.random.default_rng(args.seed).permutation(len(frame))
     share = 0.0 if args.test is not None else args.test_fraction
     test, train = np.split(order, [round(share * len(frame))])
+    if not len(train):
+        raise ValueError(
+            f"--test-fraction {share:g}: no row would be left for training, of {len(frame)}."
+        )
     if classes:
         targets = frame[args.target[0]].to_numpy()
         alone = ~np.isin(targets[test].astype(str), targets[train].astype(str))
@@ -156,6 +162,8 @@ def _that_count(frame: pd.DataFrame, weights: str) -> pd.DataFrame:
     if not (values >= 0).all():
         raise ValueError(f"--weights {weights}: a weight is negative or missing.")
     some = values > 0
+    if not some.any():
+        raise ValueError(f"--weights {weights}: all weights are 0.")
     if not some.all():
         note([f"{(~some).sum()} of {len(frame)} rows have the weight 0, and are left out."])
     return rows_of(frame, some)

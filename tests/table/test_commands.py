@@ -636,6 +636,33 @@ def test_a_target_of_two_numbers_and_missing_cells_has_two_classes(capsys, tmp_p
         assert "10 of 50 rows without the target 'sold' are left out" in err
 
 
+def test_what_leaves_nothing_to_train_on(capsys, tmp_path):
+    frame = table(6).assign(weight=0.0)
+    for options, message in (
+        (("--target", "price"), "--target price price: a column is named twice"),
+        (("--weights", "weight"), "--weights weight: all weights are 0"),
+        (("--test-fraction", "0.99"), "no row would be left for training, of 6"),
+    ):
+        targets = ["price", "price"] if "--target" in options else ["price"]
+        frame.to_csv(tmp_path / "t.csv", index=False)
+        command = ["fit", str(tmp_path / "t.csv"), *QUICK, "--target", *targets]
+        command += [
+            *(options if "--target" not in options else ()),
+            "--output",
+            str(tmp_path / "m"),
+        ]
+        assert main(command) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_column_that_is_kept_twice_is_kept_once(fitted, tmp_path):
+    files = str(fitted / "houses.pt"), str(fitted / "houses.csv")
+    output = tmp_path / "p.parquet"
+    command = ["predict", *files, "--keep", "city", "city", "--output", str(output)]
+    assert main(command) == 0
+    assert pd.read_parquet(output).columns.tolist().count("city") == 1
+
+
 def test_ordinal_classes_whose_order_would_be_lost(capsys, tmp_path):
     frame = table(40).assign(grade=["2.5", "5", "7.5", "10"] * 10)
     code, _ = fit(tmp_path, frame, "--likelihood", "ordinal", target="grade")
