@@ -340,8 +340,12 @@ def _decimal(table: Table, readers: Iterable[_Reader], usual: str | None) -> str
         raise ValueError(
             f"Of the columns {names}, one has decimal points and one has commas; give --decimal."
         )
-    if doubtful and usual is None and table.separator != ",":
-        name, example = doubtful
+    if doubtful is None:
+        return None
+    name, example = doubtful
+    # Between commas, numbers have points unless they are quoted.
+    of_points = table.separator == "," and "," not in example
+    if (usual == ",") if of_points else (usual is None and table.separator != ","):
         raise ValueError(
             f"Column '{name}' has numbers such as {example}, of which it is not clear whether "
             "thousands or decimals are set apart; give --decimal . or --decimal ,"

@@ -95,6 +95,8 @@ def test_thousands_or_decimals():
     assert read(doubtful, Conventions(decimal=","))[0].tolist() == [1.234, 5.678]
     assert read(doubtful, separator=",")[0].tolist() == [1234, 5678]
     assert read(doubtful, usual=Conventions(decimal=","))[0].tolist() == [1.234, 5.678]
+    quoted = read(doubtful, separator=",", usual=Conventions(decimal=","))[0]
+    assert quoted.tolist() == [1.234, 5.678]
 
 
 def test_a_mistake_does_not_make_a_column_of_texts():
@@ -285,6 +287,10 @@ OTHER_DATES = "dates such as 13/04/2021, in which the day does not stand where -
         "thousands or decimals, where training rows have not told": (
             lambda: read(["1,237", "2,374"], usual=typed(table(",", x=["1"]), Conventions())[1]),
             ValueError, "--decimal",
+        ),
+        "points between commas, where training rows had decimal commas": (
+            reading(["1.234", "2.345"], separator=",", usual=Conventions(decimal=",")),
+            ValueError, r"'x' has numbers such as 1.234.*--decimal",
         ),
         "one cell against all others": (
             reading([*AMERICAN, "12,34"], separator=","),

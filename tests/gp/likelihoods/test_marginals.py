@@ -423,3 +423,8 @@ def test_distribution_functions_of_counts_at_infinity():
         found = marginal.cdf(torch.tensor([-math.inf, 3.0, math.inf]))
         torch.testing.assert_close(found[::2], torch.tensor([0.0, 1.0]))
         torch.testing.assert_close(found[1:2], marginal.cdf(torch.tensor([3.0])))
+
+
+def test_densities_of_proportions_at_the_ends_are_numbers():
+    marginal = lik.Beta().marginal(torch.zeros(1, 1), torch.ones(1, 1))
+    assert marginal.log_prob(torch.tensor([0.0, 1.0])).isfinite().all()
