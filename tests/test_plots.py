@@ -1,11 +1,14 @@
 import matplotlib
 import numpy as np
 import pytest
+import torch
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from pyro_dgp import plots
+from pyro_dgp.gp import PredictiveMixture
+from pyro_dgp.gp.likelihoods.intervals import RoundedNormal
 from pyro_dgp.infer import TrainingHistory
 from pyro_dgp.infer.sweeps import SNRPoint, SNRSweep
 from pyro_dgp.sklearn import LatentDGPClassifier, LatentDGPRegressor
@@ -39,6 +42,20 @@ def test_densities_are_those_of_the_model(model, ax):
         expected = np.exp(model.log_density(np.repeat(row[None], len(y), 0), y))
         assert np.allclose(density, expected)
     assert [line.get_xdata()[0] for line in ax.lines[1::2]] == [1.0, 2.0]
+
+
+def test_densities_on_a_lattice_are_per_unit_of_the_target(ax):
+    class Model:
+        n_features_in_ = 1
+
+        def predictive(self, X):
+            loc = torch.full((1, len(X)), 20.0, dtype=torch.float64)
+            return PredictiveMixture(RoundedNormal(loc, loc / 4, 10.0, 0.0))
+
+    plots.marginal_densities(Model(), np.zeros((1, 1)), ax=ax)
+    y, density = ax.lines[0].get_data()
+    assert (y % 10 == 0).all()
+    assert density.sum() * 10 == pytest.approx(1, abs=2e-3)
 
 
 def test_quantiles_are_those_of_the_model(model, ax):

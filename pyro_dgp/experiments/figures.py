@@ -131,25 +131,34 @@ def histogram_figure(
     )  # fmt: skip
     for row, (estimator, by_K) in zip(axes, draws.items(), strict=True):
         # Without the tails, which are long, especially for few samples.
-        shared = _bulk(torch.cat([v.flatten() for v in list(by_K.values())[-2:]]))
+        shared = _bulk(torch.cat([by_K[K].flatten() for K in sorted(by_K)[-2:]]))
         for axis, (K, gradients) in zip(row, by_K.items(), strict=True):
             g = gradients.cpu()
             mean, std = g.mean().item(), g.std().item()
             low, high = shared if common_axis else _bulk(g)
+            # As densities of all draws, also of those beyond the axis.
+            weights = np.full(g.numel(), _BINS / (g.numel() * max(high - low, 1e-300)))
             axis.hist(
-                g.numpy(), bins=80, range=(low, high), density=True, color="tab:blue", alpha=0.5
-            )
-            grid = np.linspace(low, high, 400)
-            normal = np.exp(-0.5 * ((grid - mean) / std) ** 2) / (std * math.sqrt(2 * math.pi))
-            axis.plot(grid, normal, color="black", lw=1)
+                g.numpy(), bins=_BINS, range=(low, high), weights=weights, color="tab:blue",
+                alpha=0.5,
+            )  # fmt: skip
+            if std > 0:
+                grid = np.linspace(low, high, 400)
+                normal = np.exp(-0.5 * ((grid - mean) / std) ** 2) / (std * math.sqrt(2 * math.pi))
+                axis.plot(grid, normal, color="black", lw=1)
             axis.axvline(0.0, color="0.4", ls=":", lw=1)
             axis.axvline(mean, color="tab:red", lw=1)
             axis.set_xlim(low, high)
-            axis.set_title(f"{estimator}, K = {K}: SNR {abs(mean) / std:.3f}", fontsize=9)
+            snr = f"{abs(mean) / std:.3f}" if std > 0 else "-"
+            axis.set_title(f"{estimator}, K = {K}: SNR {snr}", fontsize=9)
             axis.set_yticks([])
     for axis in axes[-1]:
         axis.set_xlabel("gradient")
     return figure
+
+
+# Number of bins of a histogram of gradients.
+_BINS = 80
 
 
 def _bulk(values: Tensor) -> tuple[float, float]:

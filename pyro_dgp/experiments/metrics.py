@@ -95,14 +95,21 @@ def evaluate(
 
 
 def pit_bounds(p: PredictiveMixture, y: Tensor) -> tuple[Tensor, Tensor]:
-    """P(target < y) and P(target <= y), [N] each; they differ only for targets on a lattice.
+    """P(target < y) and P(target <= y), [N] each; they differ where a target has a probability: on
+    a lattice, or at the value of a zero-inflated target.
 
     :param PredictiveMixture p: Prediction of one target per row; or another distribution with
         ``cdf`` and ``lattice``.
     :param torch.Tensor y: Targets, [N].
     """
     above = p.cdf(y)
-    return (above if p.lattice is None else p.cdf(y - p.lattice[1])), above
+    if p.lattice is not None:
+        return p.cdf(y - p.lattice[1]), above
+    if isinstance(p, PredictiveMixture):
+        has_mass = p.has_mass(y)
+        if bool(has_mass.any()):
+            return torch.where(has_mass, above - p.log_prob(y).exp(), above).clamp_min(0), above
+    return above, above
 
 
 def coverage(below: Tensor, above: Tensor) -> dict[float, float]:

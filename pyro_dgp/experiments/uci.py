@@ -80,10 +80,10 @@ def fetch(name: str, source: str | Path | None = None, progress: bool = True) ->
     else:
         original = _original(entry["source"], source, progress)
         try:
-            rows = _CONVERTERS[name](original)
-        except (ValueError, KeyError, IndexError, NotImplementedError) as error:
+            text = _csv(_CONVERTERS[name](original))
+        except Exception as error:  # each reader has its own for a damaged file
             raise ValueError(f"{original} is not the original of '{name}' ({error}).") from error
-        content = gzip.compress(_csv(rows), mtime=0)
+        content = gzip.compress(text, mtime=0)
     _checked(name, content, str(source or entry["source"]))
     with written_whole(target) as temporary:
         Path(temporary).write_bytes(content)

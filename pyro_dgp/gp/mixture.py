@@ -241,6 +241,13 @@ class PredictiveMixture(Composite):
         width = 1e-3 * x.abs() + (1e-6 if self.lattice is None else self.lattice[1])
         return self._at_mass(self._inverse(self.cdf, p, *bracket(self.cdf, p, x, width)))
 
+    def has_mass(self, value: Tensor) -> Tensor:
+        """Whether ``log_prob`` at a value is the logarithm of a probability, not of a density."""
+        part = self.parts[0]
+        if isinstance(part, Marginal | _Affine):
+            return part.has_mass(value)
+        return torch.full_like(value, self.lattice is not None, dtype=torch.bool)
+
     def _at_mass(self, x: Tensor) -> Tensor:
         """x, or the value with a probability that it is next to."""
         part = self.parts[0]

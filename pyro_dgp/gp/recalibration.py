@@ -26,6 +26,8 @@ _CHUNK = 2**20
 _MOMENT_TAIL = 1e-9
 # Smallest distance of F from 0 and 1 in the search for tails.
 _SAFE_TAIL = 1e-12
+# Share of a tail below which a probability is proportional to the slope of G, to that accuracy.
+_SMALL = 1e-9
 # Number of refinements of the points for moments and samples.
 _ROUNDS = 3
 # A quadrature rule with a larger error for known moments is not used for others.
@@ -152,10 +154,7 @@ class Recalibrated(Derived[PredictiveMixture]):
         y = base._tensor(value)
         if self.lattice is not None:
             return self._like_base(self._log_probability(base, y, *self.lattice))
-        k, (below, above) = self.exponent, _log_tails(base, y)
-        log_slope = math.log(k) + (k - 1) * (below + above)
-        log_slope = log_slope - 2 * torch.logaddexp(k * below, k * above)
-        return self._like_base(base.log_prob(y) + log_slope)
+        return self._like_base(base.log_prob(y) + _log_slope(*_log_tails(base, y), self.exponent))
 
     def crps(self, value: Tensor) -> Tensor:
         """Continuous ranked probability score; smaller is better.
@@ -211,6 +210,12 @@ class Recalibrated(Derived[PredictiveMixture]):
         # Where this underflows, the first point has nearly all of the tail, and probability p^k.
         tiny = torch.finfo(y.dtype).tiny
         found = torch.where(p > tiny, p.clamp_min(tiny).log(), self.exponent * log_p)
+        # Between modes, where it is small beside the tail, the difference would cancel.
+        small = (log_p.exp() < _SMALL * beyond) & (beyond > _SAFE_TAIL)
+        tail = beyond.clamp_min(tiny)
+        found = torch.where(
+            small, log_p + _log_slope(tail.log(), (-tail).log1p(), self.exponent), found
+        )
         k = (y - origin) / step
         return torch.where((k - k.round()).abs() > _OFF, log_p, found)
 
@@ -282,6 +287,12 @@ def _recalibrated(u: Tensor, exponent: float) -> Tensor:
     smaller = torch.minimum(u, 1 - u)
     odds = (smaller / (1 - smaller)).pow(exponent)
     return torch.where(u < 0.5, odds, 1.0) / (1 + odds)
+
+
+def _log_slope(below: Tensor, above: Tensor, exponent: float) -> Tensor:
+    """log G'(u), of log u and log(1 - u)."""
+    log_slope = math.log(exponent) + (exponent - 1) * (below + above)
+    return log_slope - 2 * torch.logaddexp(exponent * below, exponent * above)
 
 
 def _log_tails(base: PredictiveMixture, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -194,6 +194,8 @@ class WeightDiagnostics(NamedTuple):
         if k.isnan().all():
             return f"{text} K is too small for Pareto k."
         bad, number = int((k > 0.7).sum()), k.numel()
+        if not bad and k.max() == -math.inf:
+            return f"{text} The largest weights are equal: all of them can be relied upon."
         if not bad:
             return f"{text} Pareto k is at most {k.max():.2f}: the weights can be relied upon."
         return (

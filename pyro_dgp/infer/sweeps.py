@@ -77,7 +77,11 @@ class SNRSweep:
         :param values: Values of the other attributes, such as ``estimator`` and ``group``.
         :raises ValueError: If fewer than two points are left.
         """
-        points = [p for p in self.select(**values) if p.debiased > p.debiased_error]
+        points = [
+            p
+            for p in self.select(**values)
+            if p.debiased > p.debiased_error and getattr(p, by) is not None
+        ]
         if len({getattr(p, by) for p in points}) < 2:
             raise ValueError(
                 f"There are not two values of {by} with a signal above its standard error for "
@@ -95,10 +99,18 @@ class SNRSweep:
         """Up to which K more samples increase the signal-to-noise ratio, as a sentence.
 
         :param values: Values of the other attributes, such as ``estimator`` and ``group``.
+        :raises ValueError: If the points differ in more than K, or have one K only.
         """
         points = sorted(self.select(**values), key=lambda p: p.K)
-        if len(points) < 2:
-            raise ValueError(f"There are not two points for {values} to compare.")
+        for other in ("estimator", "group", "num_particles", "batch_size"):
+            found = {getattr(p, other) for p in points}
+            if len(found) > 1:
+                raise ValueError(
+                    f"These are points of several settings: give {other}, one of "
+                    f"{', '.join(map(str, sorted(found, key=str)))}."
+                )
+        if len({p.K for p in points}) < 2:
+            raise ValueError(f"There are not two values of K for {values} to compare.")
         best = max(points, key=lambda p: p.debiased)
         beyond = [
             p
@@ -107,6 +119,8 @@ class SNRSweep:
             and best.debiased - p.debiased > 2 * math.hypot(best.debiased_error, p.debiased_error)
         ]
         what = ", ".join(str(v) for v in values.values())
+        if best.debiased <= best.debiased_error:
+            return f"{what}: no signal above its standard error; draw more gradients (num_draws)."
         if beyond:
             return (
                 f"{what}: beyond K = {best.K} (SNR {best.debiased:.3g}), more samples cost signal: "
@@ -164,9 +178,12 @@ def snr_sweep(
     :param bool progress: Whether to show a progress bar.
     :raises ValueError: If an option is out of range or a name not that of a parameter.
     """
-    for name, numbers in (("K", K), ("num_particles", num_particles)):
-        for number in numbers:
-            check_integer(name, number, 1)
+    K = [check_integer("K", number, 1) for number in K]
+    num_particles = [check_integer("num_particles", number, 1) for number in num_particles]
+    num_draws, seed = check_integer("num_draws", num_draws, 2), check_integer("seed", seed, 0)
+    batch_sizes = [
+        None if size is None else check_integer("batch_sizes", size, 1) for size in batch_sizes
+    ]
     kept = SNRSweep.load(path) if path is not None and Path(path).exists() else SNRSweep([])
     points = []
     if groups is None:

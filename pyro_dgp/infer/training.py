@@ -164,8 +164,14 @@ def fit(
         history.seconds = state["progress"]["seconds"]
         history.stopped = state["progress"]["stopped"]
         batches.load_state(state["progress"]["batches"])
-        if resumable is not None and state["progress"]["callback"] is not None:
-            resumable.load_state_dict(state["progress"]["callback"])
+        kept = state["progress"]["callback"]
+        if resumable is not None and kept is not None:
+            if kept["kind"] != type(resumable).__name__:
+                raise ValueError(
+                    f"The checkpoint {checkpoint} was made with a callback {kept['kind']}, not "
+                    f"{type(resumable).__name__}. Remove it to start anew."
+                )
+            resumable.load_state_dict(kept["state"])
 
     def save(path: str | Path) -> None:
         state = {
@@ -174,7 +180,9 @@ def fit(
             "seconds": history.seconds + time.perf_counter() - start_time,
             "stopped": history.stopped,
             "batches": batches.state(),
-            "callback": None if resumable is None else resumable.state_dict(),
+            "callback": None
+            if resumable is None
+            else {"kind": type(resumable).__name__, "state": resumable.state_dict()},
         }
         save_checkpoint(path, guarded.parameters, optim, state)
 

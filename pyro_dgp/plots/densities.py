@@ -72,7 +72,7 @@ def fan_chart(
     shades = pyplot().get_cmap("Blues")(np.linspace(0.2, 0.5, len(levels)))
     for i, (p, shade) in enumerate(zip(levels, shades, strict=True)):
         ends = quantiles[:, i], quantiles[:, len(levels) + i]
-        ax.fill_between(grid, *ends, color=shade, lw=0, label=f"{p:.0%}")
+        ax.fill_between(grid, *ends, color=shade, lw=0, label=f"{100 * p:g}%")
     ax.plot(grid, quantiles[:, -1], color="C0", label="median")
     ax.set(xlabel=name_of(model, feature), ylabel="y", title="Quantiles")
     ax.legend(frameon=False)
@@ -145,10 +145,17 @@ def latent_traversal(
 def _densities(
     model: DensityModel, rows: np.ndarray, tail: float, num_points: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Targets, and densities of each row there, [num_points, N]."""
+    """Targets, and densities of each row there, [num_points, N].
+
+    On a lattice these are its points, and probabilities per unit of the target.
+    """
     predictive = model.predictive(like(model, rows))
     ends = predictive.quantile(torch.tensor([tail, 1 - tail]))
     low, high = ends[0].min().item(), ends[1].max().item()
-    margin = 0.05 * (high - low)
-    y = torch.linspace(low - margin, high + margin, num_points, dtype=torch.float64)
-    return y.numpy(), predictive.log_prob(y.unsqueeze(-1)).exp().numpy()
+    lattice = getattr(predictive, "lattice", None)
+    margin = 0.05 * (high - low) if lattice is None else 0.0
+    y, unit = torch.linspace(low - margin, high + margin, num_points, dtype=torch.float64), 1.0
+    if lattice is not None:
+        origin, unit = lattice
+        y = (origin + unit * ((y - origin) / unit).round()).unique()
+    return y.numpy(), predictive.log_prob(y.unsqueeze(-1)).exp().numpy() / unit

@@ -41,9 +41,10 @@ def training_curve(
     if validation is not None and len(validation[0]):
         other = ax.twinx()
         other.plot(*validation, color="C1", marker=".", label="held out")
-        best = int(np.argmin(validation[1]))
-        other.plot(validation[0][best], validation[1][best], "o", color="C1", mfc="white")
-        other.set_ylabel("held-out CRPS", color="C1")
+        if np.isfinite(validation[1]).any():
+            best = int(np.nanargmin(validation[1]))
+            other.plot(validation[0][best], validation[1][best], "o", color="C1", mfc="white")
+        other.set_ylabel("held-out score", color="C1")
         ax.set_ylabel("loss", color="C0")
     return ax
 

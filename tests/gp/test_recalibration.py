@@ -2,6 +2,7 @@
 
 import math
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -105,6 +106,22 @@ def test_small_probabilities_of_a_lattice_do_not_cancel(k):
         error = d.log_prob(sign * far) - (high + torch.log(-torch.expm1(low - high)))
         assert error[:1].abs().max() < 1e-3
         assert error.abs().max() < 0.02
+
+
+@pytest.mark.parametrize("k", [0.6, 1.3, 2.2])
+def test_small_probabilities_between_the_modes_of_a_lattice_do_not_cancel(k):
+    mpmath.mp.dps = 80
+    loc, scale = torch.tensor([3.0] * 9 + [9.0]).double().unsqueeze(-1), 0.2
+    d = Recalibrated(rounded_mixture(loc, torch.full_like(loc, scale), 1.0, 0.0), k)
+
+    def G(x):
+        F = mpmath.fsum(mpmath.ncdf((x - v) / mpmath.mpf(scale)) for v in loc.flatten().tolist())
+        odds = (F / (10 - F)) ** k
+        return odds / (1 + odds)
+
+    for y in (4.0, 5.0, 6.0, 7.0, 8.0):
+        exact = float(mpmath.log(G(mpmath.mpf(y) + 0.5) - G(mpmath.mpf(y) - 0.5)))
+        assert d.log_prob(torch.tensor([y])).item() == pytest.approx(exact, rel=1e-6, abs=1e-6)
 
 
 @every_exponent

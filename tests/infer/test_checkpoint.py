@@ -251,3 +251,24 @@ def test_a_file_that_runs_code_when_loaded_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no checkpoint"):
         train(new_model(), 4, paper_optimizer(), checkpoint=path)
     assert touched == []
+
+
+def test_a_checkpoint_with_another_callback(tmp_path):
+    class First:
+        def __call__(self, step, loss):
+            return False
+
+        def state_dict(self):
+            return {"a": 1}
+
+        def load_state_dict(self, state):
+            assert state == {"a": 1}
+
+    class Second(First):
+        pass
+
+    path = tmp_path / "checkpoint.pt"
+    train(new_model(), 2, paper_optimizer(), checkpoint=path, callback=First())
+    train(new_model(), 3, paper_optimizer(), checkpoint=path, callback=First())
+    with pytest.raises(ValueError, match="with a callback First, not Second"):
+        train(new_model(), 4, paper_optimizer(), checkpoint=path, callback=Second())

@@ -1,6 +1,7 @@
 import math
 from functools import partial
 
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -99,7 +100,7 @@ def test_advice():
     )
     rising = SNRSweep([point(K, K**0.5) for K in (1, 10, 100)])
     assert "no K tried costs signal" in rising.advice(estimator="REG")
-    with pytest.raises(ValueError, match="not two points"):
+    with pytest.raises(ValueError, match="not two values of K"):
         rising.advice(estimator="DReG")
 
 
@@ -170,3 +171,42 @@ def test_batch_sizes():
         case.model, case.guide, case.args, ESTIMATORS, [2], batch_sizes=[1, 4], **options
     )
     assert {p.batch_size for p in sweep.points} == {1, 4}
+
+
+def test_advice_about_one_setting_with_a_signal():
+    def sweep(*points):
+        return SNRSweep([
+            SNRPoint("REG", K, 1, size, group, 100, 0, snr, error, snr, error, 0)
+            for K, size, group, snr, error in points
+        ])  # fmt: skip
+
+    two = sweep((1, None, "a", 5, 0.01), (10, None, "a", 5, 0.01), (1, None, "b", 0.1, 0.01))
+    with pytest.raises(ValueError, match="give group, one of a, b"):
+        two.advice(estimator="REG")
+    with pytest.raises(ValueError, match="not two values of K"):
+        two.advice(group="b")
+    noise = sweep((1, None, "a", 0.05, 0.1), (10, None, "a", 0.0, 0.1))
+    assert "no signal above its standard error" in noise.advice(group="a")
+    sizes = sweep((1, None, "a", 5, 0.1), (1, 10, "a", 1, 0.1), (1, 40, "a", 2, 0.1))
+    assert sizes.slope("batch_size")[0] == pytest.approx(0.5, abs=0.01)
+
+
+def test_settings_may_be_numbers_of_numpy_but_in_range(tmp_path):
+    path = tmp_path / "s.json"
+    x = torch.randn(5)
+
+    def model(x):
+        with pyro.plate("data", len(x)):
+            z = pyro.sample("z", dist.Normal(pyro.param("m", torch.tensor(0.1)), 1.0))
+            pyro.sample("x", dist.Normal(z, 1.0), obs=x)
+
+    def guide(x):
+        with pyro.plate("data", len(x)):
+            pyro.sample("z", dist.Normal(pyro.param("a", torch.tensor(0.2)), 1.0))
+
+    options = {"num_draws": 20, "progress": False}
+    K, sizes = np.array([1, 2]), [np.int64(3)]
+    snr_sweep(model, guide, (x,), {"DReG": DRegIWELBO}, K, batch_sizes=sizes, path=path, **options)
+    assert len(SNRSweep.load(path).points) == 4
+    with pytest.raises(ValueError, match="batch_sizes must be at least 1"):
+        snr_sweep(model, guide, (x,), {"DReG": DRegIWELBO}, [1], batch_sizes=[-1], **options)

@@ -6,6 +6,7 @@ from sklearn.metrics import accuracy_score, brier_score_loss, log_loss, roc_auc_
 
 from pyro_dgp.experiments.metrics import coverage, pit_bounds, randomised_pit
 from pyro_dgp.gp import PredictiveMixture
+from pyro_dgp.gp import likelihoods as lik
 from pyro_dgp.gp.likelihoods.intervals import RoundedNormal
 from pyro_dgp.table import classes, densities
 from pyro_dgp.table.densities import log_density
@@ -180,3 +181,18 @@ def test_densities_of_targets_on_lattices_of_their_own():
     torch.testing.assert_close(log_density(p, at), single)  # independent
     mass = np.log(norm.cdf(1.5) - norm.cdf(0.5))
     assert single[0].item() == pytest.approx(2 * mass - np.log(0.5 * 2))
+
+
+@pytest.mark.statistical
+def test_a_value_with_a_probability_is_calibrated():
+    """Of calibrated predictions: an interval that holds the value holds all targets there."""
+    likelihood = lik.ZeroInflated(lik.GaussianLikelihood(1.0), 0.0, 0.8)
+    f = torch.zeros(2, 1, 2000)
+    p = PredictiveMixture(likelihood.marginal(*likelihood.functions(f, f + 1e-9)))
+    torch.manual_seed(0)
+    y = p.sample()
+    below, above = pit_bounds(p, y)
+    torch.testing.assert_close((above - below)[y == 0], torch.full(((y == 0).sum(),), 0.8).double())
+    assert (above == below)[y != 0].all()
+    assert kstest(randomised_pit(below, above).numpy(), "uniform").pvalue > 1e-3
+    assert coverage(below, above)[0.5] > 0.75
