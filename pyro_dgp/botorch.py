@@ -79,4 +79,5 @@ class FunctionDraws(EnsembleModel):
         """
         values = X if self._input_transform is None else self._input_transform(X)
         # BoTorch computes in double precision, models mostly in single.
-        return self._functions(values.to(self._like)).movedim(0, -3).to(X)
+        found = self._functions(values.to(self._like)).movedim(0, -3)
+        return found.to(X) if X.is_floating_point() else found

@@ -62,13 +62,12 @@ class ReweightedNormal(TorchDistribution):
     def log_prob(self, value: Tensor) -> Tensor:
         if self._validate_args:
             self._validate_sample(value)
+        value = _Undifferentiable.apply(value)
         S = self.shares.shape[-1]
         ratio = (S * self.shares).log().expand(*value.shape, S)
         normal = Normal(torch.zeros_like(value), 1.0, validate_args=False)
         s = (S * torch.special.ndtr(value.double())).long().clamp(0, S - 1)
-        return _Undifferentiable.apply(
-            value, normal.log_prob(value) + ratio.gather(-1, s.unsqueeze(-1))[..., 0]
-        )
+        return normal.log_prob(value) + ratio.gather(-1, s.unsqueeze(-1))[..., 0]
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         shape = torch.Size(sample_shape) + self.batch_shape
@@ -94,21 +93,24 @@ class ReweightedNormal(TorchDistribution):
 
 
 class _Undifferentiable(torch.autograd.Function):
-    """A density, and an error in place of its derivative by the value."""
+    """A value, with an error in place of derivatives by it."""
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, log_density: Tensor) -> Tensor:
-        return log_density.clone()
+    def forward(value: Tensor) -> Tensor:
+        return value.clone()
 
     @staticmethod
-    def backward(ctx: Any, by_density: Tensor) -> tuple[None, Tensor]:
-        if ctx.needs_input_grad[0]:
-            raise NotImplementedError(
-                "The fitted prior of z has jumps, which gradients of a guide's draws do not see. "
-                "Call the model's reset_latent_prior() to train it, and fit the prior again "
-                "afterwards."
-            )
-        return None, by_density
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        raise NotImplementedError(
+            "The fitted prior of z has jumps, which gradients of a guide's draws do not see. Call "
+            "the model's reset_latent_prior() to train it, and fit the prior again afterwards."
+        )
 
 
 def balanced_draws(

@@ -255,7 +255,7 @@ def fit_latent_prior(
         log_p.append(log_mean_exp(each.unflatten(0, (repeats, -1))))
     shares = maximum_posterior_shares(torch.cat(log_p, 1), combinations, num_intervals, weight)
     for layer, found in zip(latent, shares.to(X.dtype).split(dims), strict=True):
-        layer.prior_shares = found
+        layer.prior_shares = found if num_intervals > 1 else None
 
 
 def reset_latent_prior(self: "LatentDGP") -> None:

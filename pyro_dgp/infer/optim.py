@@ -75,8 +75,8 @@ class Frozen(PyroOptim):
     :param parameters: Parameters that are frozen, in unconstrained space, such as
         ``dgp.likelihood.parameters()``.
     :param int num_steps: Number of steps for which they are.
-    :raises ValueError: If ``num_steps`` is negative or no integer, or one of ``parameters`` is not
-        among those that are optimised, such as a value with a constraint.
+    :raises ValueError: If ``num_steps`` is negative or no integer, or ``parameters`` are not those
+        that are optimised, but values with a constraint, for instance.
     """
 
     def __init__(self, optim: PyroOptim, parameters: Iterable[Tensor], num_steps: int) -> None:
@@ -93,7 +93,8 @@ class Frozen(PyroOptim):
     def __call__(self, params: Iterable[Tensor], *args: Any, **kwargs: Any) -> None:
         params = list(params)
         if self.steps_done < self.num_steps:
-            self._check({id(p) for p in self.parameters} <= {id(p) for p in params})
+            if not self.steps_done and self.parameters:
+                self._check(bool({id(p) for p in self.parameters} & {id(p) for p in params}))
             for p in self.parameters:
                 p.grad = None
         self.steps_done += 1
@@ -103,8 +104,8 @@ class Frozen(PyroOptim):
     def _check(are_optimised: bool) -> None:
         if not are_optimised:
             raise ValueError(
-                "Frozen was given a tensor that is not among the optimised parameters, which are "
-                "unconstrained: give them as module.parameters() does."
+                "What Frozen was given is not among the optimised parameters, which are "
+                "unconstrained: give it module.parameters(), and put it around NaturalGradient."
             )
 
     def get_state(self) -> dict:

@@ -181,7 +181,7 @@ class Member:
                 seed=seed,
                 weights=None if weights is None else torch.as_tensor(weights),
                 progress=False,
-                callback=_Callback(str(self.dgp), stopping, tick),
+                callback=_Callback(self._description(), stopping, tick),
                 checkpoint=checkpoint,
             )
         self.steps, self.scores = [], []
@@ -191,6 +191,10 @@ class Member:
         if recipe.model["latent_dim"]:
             self._fit_latent_prior(*data, weights, seed)
         return self
+
+    def _description(self) -> str:
+        """The parts of the deep GP, such as kernels, and the settings of its likelihood."""
+        return f"{self.dgp} {self.dgp.likelihood.settings()}"
 
     def _fit_latent_prior(
         self, A: torch.Tensor, y: torch.Tensor, weights: np.ndarray | None, seed: int

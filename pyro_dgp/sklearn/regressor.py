@@ -165,10 +165,10 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
         if self._one_column:
             targets = targets[:, 0]
         self._y_ndim = targets.ndim
-        self._fitted_transform = self.target_transform
         if self.target_transform == "log":
             targets = _logarithms(targets)
         self._fit(*counting(inputs, targets, sample_weight), start)
+        self._fitted_transform = self.target_transform
         return self
 
     @property

@@ -205,9 +205,7 @@ class Columns:
             parts[name] = values
 
         for name, seen in self.numbers.items():
-            column = column_of(frame, name)
-            if column.isna().all():
-                column = column.astype("float64")
+            column = _numbers(column_of(frame, name))
             if not pd.api.types.is_float_dtype(column):
                 raise ValueError(f"Column '{name}' must hold numbers.")
             _check_finite(name, column)
@@ -215,9 +213,7 @@ class Columns:
             if seen["missing"]:
                 add(f"{name} {_MISSING}", column.isna().astype("float64"))
         for name, own in self.dates.items():
-            column = column_of(frame, name)
-            if column.isna().all():
-                column = pd.to_datetime(column)
+            column = _dates(column_of(frame, name))
             if not pd.api.types.is_datetime64_any_dtype(column):
                 raise ValueError(f"Column '{name}' must hold dates.")
             values = dict(_parts(column))
@@ -273,9 +269,9 @@ class Columns:
 
     def _remarks(self, frame: pd.DataFrame) -> Iterator[str]:
         for name, seen in self.numbers.items():
-            yield from _unlike(name, column_of(frame, name), seen)
+            yield from _unlike(name, _numbers(column_of(frame, name)), seen)
         for name, own in self.dates.items():
-            values = dict(_parts(column_of(frame, name)))
+            values = dict(_parts(_dates(column_of(frame, name))))
             for part, seen in own.items():
                 yield from _unlike(f"{name} ({part})", values[part], seen)
         for name, seen in self.categories.items():
@@ -329,11 +325,25 @@ def _plain(frame: pd.DataFrame) -> pd.DataFrame:
             if present.map(lambda v: isinstance(v, bool | int | float | np.number | Decimal)).all():
                 column = column.where(column.notna(), np.nan).astype("float64")
             elif present.map(lambda v: isinstance(v, date)).all():
-                column = pd.to_datetime(column).astype("datetime64[us]")
+                column = _without_zone(pd.to_datetime(column)).astype("datetime64[us]")
             else:
                 column = column.where(column.notna())
         found[name] = column
     return pd.DataFrame(found, index=frame.index)
+
+
+def _without_zone(dates: pd.Series) -> pd.Series:
+    return dates.dt.tz_localize(None) if dates.dt.tz is not None else dates
+
+
+def _numbers(column: pd.Series) -> pd.Series:
+    """A column of numbers, also if all are missing and the dtype does not tell."""
+    return pd.Series(np.nan, column.index) if column.isna().all() else column
+
+
+def _dates(column: pd.Series) -> pd.Series:
+    """A column of dates, also if all are missing and the dtype does not tell."""
+    return pd.Series(pd.NaT, column.index, "datetime64[us]") if column.isna().all() else column
 
 
 def _check_names(frame: pd.DataFrame) -> None:

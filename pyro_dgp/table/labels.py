@@ -1,6 +1,6 @@
 """Names of the classes of a target."""
 
-import math
+import re
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -44,9 +44,9 @@ def classes_of(target: pd.Series) -> list[str]:
 
 def as_classes(column: pd.Series, classes: Collection[str]) -> pd.Series:
     """Texts in the spelling of the classes: 1.0 becomes 1 if that is a class, or 1 becomes 1.0."""
-    spelling = {_plain_number(c): c for c in classes} | {c: c for c in classes}
+    spelling = {_whole(c): c for c in classes} | {c: c for c in classes}
     return column.map(
-        lambda text: spelling.get(text, spelling.get(_plain_number(text), text)), na_action="ignore"
+        lambda text: spelling.get(text, spelling.get(_whole(text), text)), na_action="ignore"
     )
 
 
@@ -58,13 +58,15 @@ def labels(texts: pd.Series, classes: Sequence[str]) -> np.ndarray:
     return found.to_numpy(dtype=int if texts.isin(classes).all() else object)
 
 
+def _whole(text: str) -> str:
+    """A whole number without its decimals; other texts as they are."""
+    match = re.fullmatch(r"(-?\d+)\.0*", text)
+    return match[1] if match else text
+
+
 def _plain_number(text: str) -> str:
     """A number in its shortest form; other texts as they are."""
-    return f"{float(text):.15g}" if _is_number(text) else text
-
-
-def _is_number(text: str) -> bool:
     try:
-        return math.isfinite(float(text))
+        return f"{float(text):.15g}"
     except ValueError:
-        return False
+        return text

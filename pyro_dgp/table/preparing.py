@@ -69,7 +69,8 @@ def prepared(args: argparse.Namespace) -> Prepared:
     if args.transform:
         _check_positive(y, columns.target_values(held_out) if len(held_out) else y[:0])
     if columns.constant:
-        rare = [n for n in columns.constant if column(rows, n).nunique() > 1]
+        left = [(n, column(rows, n)) for n in columns.constant]
+        rare = [n for n, c in left if c.dtype == object and c.nunique() > 1]
         same = [n for n in columns.constant if n not in rare]
         note([f"Left out, as they do not vary: {', '.join(same)}."] if same else [])
         note([f"Left out, as their texts are too rare: {', '.join(rare)}."] if rare else [])

@@ -308,11 +308,12 @@ def _next_line(lines: list[str], start: int) -> int:
 
 
 def _records(
-    lines: list[str], separator: str, strict: bool = True
+    lines: list[str], separator: str, strict: bool = True, empty: bool = False
 ) -> Iterator[tuple[int, list[str]]]:
     """Fields of records, and the number of their (last) line; without blank lines.
 
     :param bool strict: Whether unbalanced or misplaced quotes are errors.
+    :param bool empty: Whether to give records of empty fields, too.
     """
     if separator == " ":
         for number, line in enumerate(lines, 1):
@@ -323,7 +324,7 @@ def _records(
     try:
         for row in reader:
             row = [cell.strip() for cell in row]
-            if any(row) or len(row) > 1:  # a record may have empty fields only
+            if any(row) or (empty and len(row) > 1):
                 yield reader.line_num, row
     except csv.Error as error:
         if strict:
@@ -334,9 +335,11 @@ def _fields(
     name: str, lines: list[str], separator: str, above: int
 ) -> tuple[pd.DataFrame, np.ndarray]:
     """All fields as texts, and the number of the line of each row."""
-    records = _records(lines[above:], separator)
+    records = _records(lines[above:], separator, empty=True)
     try:
-        _, names = next(records)
+        names: list[str] = []
+        while not any(names):
+            _, names = next(records)
         while names and not names[-1]:  # after a last separator
             names.pop()
         if all(_is_plain_number(n) for n in names):
@@ -344,8 +347,14 @@ def _fields(
                 f"{name} seems to have no names of columns: its first line is "
                 f"{', '.join(names[:4])}. Add a line with names."
             )
-        rows, numbers = [], []
+        rows, numbers, pending = [], [], []
         for number, row in records:
+            if not any(row):  # a row if there are others above and below
+                pending += [above + number] * bool(rows)
+                continue
+            rows += [[""] * len(names)] * len(pending)
+            numbers += pending
+            pending = []
             if len(row) != len(names) and (len(row) < len(names) or any(row[len(names) :])):
                 more = "more" if len(row) > len(names) else "fewer"
                 raise ValueError(
@@ -354,9 +363,6 @@ def _fields(
                 )
             rows.append(row[: len(names)])
             numbers.append(above + number)
-        while rows and not any(rows[-1]):  # as spreadsheets write below a table
-            rows.pop()
-            numbers.pop()
     except StopIteration:
         raise ValueError(f"{name} has no names of columns.") from None
     except csv.Error as error:

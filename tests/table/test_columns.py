@@ -1,4 +1,4 @@
-from datetime import date
+from datetime import date, datetime, timezone
 from decimal import Decimal
 
 import numpy as np
@@ -142,6 +142,10 @@ def test_types_of_databases_are_numbers_and_dates():
         day=[date(2020, 1, d) for d in (1, 2, 5, 9)],
         wait=pd.to_timedelta([1, 2, 3, 5], "h"),
     )
+    zoned = pd.Series(
+        [datetime(2020, 1, d, tzinfo=timezone.utc) for d in (1, 2, 5, 9)], dtype=object
+    )
+    assert list(Columns.of(FRAME.assign(day=zoned), ["price"]).dates) == ["day"]
     columns = Columns.of(frame, ["price"])
     assert {"cost", "wait"} <= columns.numbers.keys()
     assert list(columns.dates) == ["day"]
@@ -154,7 +158,9 @@ def test_types_of_databases_are_numbers_and_dates():
 def test_a_row_in_which_everything_is_missing():
     frame = FRAME.assign(when=pd.date_range("2020-01-01", periods=4))
     columns = Columns.of(frame, ["price"])
-    X = columns.inputs(pd.DataFrame([dict.fromkeys(columns.used)]))
+    empty = pd.DataFrame([dict.fromkeys(columns.used)])
+    assert len(columns.remarks(empty)) > 3
+    X = columns.inputs(empty)
     assert X.loc[0, ["size", "rooms", "when (day of year)"]].tolist() == [3, 2, 2.5]
     assert X["city_Oslo"].tolist() == [0]
 
@@ -174,6 +180,9 @@ def test_numbers_for_categories_may_be_written_otherwise():
 def test_classes_may_be_written_otherwise():
     for classes, texts in ((["0", "1"], ["0.0", "1"]), (["0.0", "1.0"], ["0", "1.0"])):
         assert as_classes(pd.Series([*texts, "x", None]), classes).tolist()[:2] == classes
+    codes = ["20", "1234567890123457", "10"]
+    others = pd.Series(["2E1", "1234567890123458", "1_0"])
+    assert as_classes(others, codes).tolist() == others.tolist()
 
 
 def test_a_typical_row():

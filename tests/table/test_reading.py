@@ -231,6 +231,11 @@ def test_records_of_empty_cells_are_rows(tmp_path):
     frame = pd.DataFrame(rows[1:], columns=rows[0])
     table = assert_read(write(tmp_path, text(",", [*rows, ["", ""], ["", ""]])), frame)
     assert table.lines.tolist() == [2, 3, 4]
+    short = "Title,,\n,,\na,b,c\n,,\n1,2,3\n,\n4,5,6\n,\n"
+    for options in ({}, {"skip_rows": 1}):
+        found = read_table(write(tmp_path, short), **options)
+        assert found.frame.to_numpy().tolist() == [["1", "2", "3"], ["", "", ""], ["4", "5", "6"]]
+        assert found.lines.tolist() == [5, 6, 7]
     blank = text(",", rows[:2]) + "\n\n" + text(",", rows[3:])
     assert_read(write(tmp_path, blank), frame.iloc[[0, 2]].reset_index(drop=True))
 

@@ -88,10 +88,7 @@ class LatentLayer(Layer):
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:
         shares = state_dict.get(f"{prefix}prior_shares")
-        model = prefix[: prefix.rstrip(".").rfind(".") + 1]
-        if not any(name.startswith(model) for name in state_dict):
-            shares = self.prior_shares  # the state has no layers
-        elif shares is not None:
+        if shares is not None:
             shares = next(self.parameters(), shares).new_empty(shares.shape)
         self.prior_shares = shares
         super()._load_from_state_dict(state_dict, prefix, *args)

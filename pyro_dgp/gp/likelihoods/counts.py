@@ -153,7 +153,6 @@ class NegativeBinomial(_Counts):
 
 class _Poisson(dist.Poisson):
     def cdf(self, value: Tensor) -> Tensor:
-        # Clamped below 0 and at infinity, where the integral is not defined.
         # Clamped below 0, where the integral is not defined.
         found = torch.special.gammaincc(value.floor().clamp_min(0) + 1, self.rate)
         return torch.where(value < 0, 0.0, found)

@@ -75,13 +75,16 @@ class Beta(Likelihood):
         return Bends((-end, end), math.pi)
 
     def log_marginal(self, y: Tensor, loc: Tensor, var: Tensor) -> Tensor:
-        inside = _inside(y)
+        # At 0 and 1, where the density is 0 or infinite, that next to them, half an epsilon inside.
+        end = 0.5 * torch.finfo(y.dtype).eps
+        inside = torch.where(y <= 0, end, torch.where(y >= 1, 1 - end, y))
         at = inside.logit().expand(loc.shape[1:])
-        return log_expected(lambda f: self.conditional_log_prob(inside, f), loc, var, at)
+        found = log_expected(lambda f: self.conditional_log_prob(inside, f), loc, var, at)
+        return torch.where((y < 0) | (y > 1), -math.inf, found)
 
     def marginal_cdf(self, y: Tensor, loc: Tensor, var: Tensor) -> Tensor:
         # With a concentration below 1, much of the mass is close to 0 and 1.
-        inside = _inside(y)
+        inside = y.clamp(torch.finfo(y.dtype).tiny, 1 - torch.finfo(y.dtype).eps / 2)
         width = (1 + self.concentration).rsqrt().clamp_max(2.0) * 2
         # In the tails, where one of the Beta's parameters is so small that its power of y rises.
         tails = (
@@ -100,11 +103,6 @@ class Beta(Likelihood):
     def encode(self, y: Tensor, dtype: torch.dtype) -> Tensor:
         """logit y."""
         return y.to(dtype).logit(1e-6)
-
-
-def _inside(y: Tensor) -> Tensor:
-    """y, or the number between 0 and 1 that is next to it."""
-    return y.clamp(torch.finfo(y.dtype).tiny, 1 - torch.finfo(y.dtype).eps / 2)
 
 
 class _Beta(dist.Beta):

@@ -49,8 +49,9 @@ def log_interval(low: Tensor, high: Tensor) -> Tensor:
     """
     ends = torch.broadcast_tensors(low, high)
     # In forward mode by plain operations: nested, custom functions would have derivatives of 0.
-    # There is no public function that says whether it is on.
-    if getattr(torch.autograd.forward_ad, "_current_level", 0) >= 0:
+    # There is no public function that says whether it is on. And for files of traced programs.
+    traced = torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
+    if traced or getattr(torch.autograd.forward_ad, "_current_level", 0) >= 0:
         return _interval(*ends)[0]
     return _LogInterval.apply(*ends)[0]
 

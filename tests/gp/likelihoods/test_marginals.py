@@ -427,4 +427,7 @@ def test_distribution_functions_of_counts_at_infinity():
 
 def test_densities_of_proportions_at_the_ends_are_numbers():
     marginal = lik.Beta().marginal(torch.zeros(1, 1), torch.ones(1, 1))
-    assert marginal.log_prob(torch.tensor([0.0, 1.0])).isfinite().all()
+    low, high = marginal.log_prob(torch.tensor([0.0, 1.0]))
+    assert low.isfinite()
+    assert low.item() == pytest.approx(high.item(), rel=1e-3)
+    assert (marginal.log_prob(torch.tensor([-0.5, 1.5])) == -math.inf).all()
