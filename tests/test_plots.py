@@ -107,6 +107,11 @@ def test_training_curve(ax):
     assert means.tolist() == [3.0, 2.0, 8.0]
 
 
+def test_a_history_without_steps_has_no_curve():
+    with pytest.raises(ValueError, match="history has no steps"):
+        plots.training_curve(TrainingHistory())
+
+
 def test_snr_along_training(ax):
     def sweep(snr):
         return SNRSweep([SNRPoint("DReG", 10, 1, None, "encoder", 100, 0, snr, 0.1, snr, 0.1, 0)])

@@ -28,9 +28,12 @@ def training_curve(
     :param int window: Number of steps per mean; None for a 50th of all.
     :param ax: Matplotlib axes, or None.
     :returns: The axes.
+    :raises ValueError: If there are no steps.
     """
-    ax = axes_of(ax)
     losses = np.asarray(history.losses, dtype=float)
+    if not len(losses):
+        raise ValueError("history has no steps.")
+    ax = axes_of(ax)
     window = window or max(1, len(losses) // 50)
     edges = np.arange(0, len(losses), window)
     steps = np.minimum(edges + window, len(losses))

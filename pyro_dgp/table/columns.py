@@ -14,7 +14,7 @@ from pyro_dgp.table.frames import columns as columns_of
 from pyro_dgp.table.frames import named_columns
 from pyro_dgp.table.labels import as_classes, as_texts, classes_of, labels, without
 from pyro_dgp.table.packages import pd
-from pyro_dgp.table.reading import Table
+from pyro_dgp.table.reading import MISSING, Table
 
 __all__ = ["Columns", "names_of_rows"]
 
@@ -175,8 +175,11 @@ class Columns:
             lenient=there([] if texts else self.targets),
         )  # fmt: skip
         missing = [*conventions.missing, *self.conventions["missing"]]
+        classes = self.classes or ()
         for name in there(self.targets if texts else []):
-            frame[name] = as_classes(without(column_of(frame, name), missing), self.classes or ())
+            found = as_classes(without(column_of(frame, name), missing), classes)
+            empty = found.map(lambda text: str(text).lower() in MISSING)
+            frame[name] = found.mask(empty & ~found.isin(classes))
         return frame, notes
 
     def inputs(self, frame: pd.DataFrame) -> pd.DataFrame:

@@ -634,6 +634,10 @@ def test_a_target_of_two_numbers_and_missing_cells_has_two_classes(capsys, tmp_p
         err = capsys.readouterr().err
         assert "has the 2 classes 0, 1 (" in err
         assert "10 of 50 rows without the target 'sold' are left out" in err
+        assert main(["evaluate", str(tmp_path / "m.pt"), str(tmp_path / "t.csv")]) == 0
+        err = capsys.readouterr().err
+        assert "10 of 50 rows without the target 'sold' are left out" in err
+        assert "does not know" not in err
 
 
 def test_what_leaves_nothing_to_train_on(capsys, tmp_path):
