@@ -137,7 +137,7 @@ def histogram_figure(
             mean, std = g.mean().item(), g.std().item()
             low, high = shared if common_axis else _bulk(g)
             # As densities of all draws, also of those beyond the axis.
-            weights = np.full(g.numel(), _BINS / (g.numel() * max(high - low, 1e-300)))
+            weights = np.full(g.numel(), _BINS / (g.numel() * (high - low)))
             axis.hist(
                 g.numpy(), bins=_BINS, range=(low, high), weights=weights, color="tab:blue",
                 alpha=0.5,
@@ -165,7 +165,7 @@ def _bulk(values: Tensor) -> tuple[float, float]:
     """An interval with 98% of the values in its inner part."""
     values = values.cpu()[:1_000_000]
     low, high = torch.quantile(values, torch.tensor([0.01, 0.99]).to(values)).tolist()
-    margin = 0.2 * (high - low)
+    margin = 0.2 * (high - low) or 0.5  # of equal values
     return low - margin, high + margin
 
 

@@ -235,23 +235,16 @@ class PredictiveMixture(Composite):
             found = zip(parts, p.split(_ROWS, dim), strict=True)
             return torch.cat([self[rows].icdf(p_rows) for rows, p_rows in found], dim)
         if not self._is_coarse:
-            return self._at_mass(self._inverse(self.cdf, p, *bracket(self.cdf, p)))
+            return _at_mass(self.parts[0], self._inverse(self.cdf, p, *bracket(self.cdf, p)))
         # First with few nodes per component, to a relative error of 1e-3, then exactly from there.
         x = self._inverse(self._score_cdf, p, *bracket(self._score_cdf, p), 1e-3)
         width = 1e-3 * x.abs() + (1e-6 if self.lattice is None else self.lattice[1])
-        return self._at_mass(self._inverse(self.cdf, p, *bracket(self.cdf, p, x, width)))
+        x = self._inverse(self.cdf, p, *bracket(self.cdf, p, x, width))
+        return _at_mass(self.parts[0], x)
 
     def has_mass(self, value: Tensor) -> Tensor:
         """Whether ``log_prob`` at a value is the logarithm of a probability, not of a density."""
-        part = self.parts[0]
-        if isinstance(part, Marginal | _Affine):
-            return part.has_mass(value)
-        return torch.full_like(value, self.lattice is not None, dtype=torch.bool)
-
-    def _at_mass(self, x: Tensor) -> Tensor:
-        """x, or the value with a probability that it is next to."""
-        part = self.parts[0]
-        return part.at_mass(x) if isinstance(part, Marginal | _Affine) else x
+        return _has_mass(self.parts[0], value) | (self.lattice is not None)
 
     def quantile(self, q: Tensor | float) -> Tensor:
         """Quantiles of each output's marginal.
@@ -459,22 +452,29 @@ class _Affine(Composite):
 
     def has_mass(self, value: Tensor) -> Tensor:
         """Whether ``log_prob`` at a value is the logarithm of a probability, not of a density."""
-        value = self._back(value)
-        if isinstance(self.base, Marginal | _Affine):
-            return self.base.has_mass(value)
-        discrete = getattr(self.base, "lattice", None) is not None
-        return torch.full_like(value, discrete, dtype=torch.bool)
+        return _has_mass(self.base, self._back(value))
 
     def at_mass(self, value: Tensor) -> Tensor:
         """The value, or that with a probability which it is next to."""
-        if not isinstance(self.base, Marginal | _Affine):
-            return value
         within = self._back(value)
-        moved = self.base.at_mass(within)
+        moved = _at_mass(self.base, within)
         return torch.where(moved == within, value, self.loc + self.scale * moved)
 
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         return self.loc + self.scale * self.base.sample(torch.Size(sample_shape))
+
+
+def _has_mass(part: Distribution, value: Tensor) -> Tensor:
+    """Whether ``log_prob`` of components is the logarithm of a probability, not of a density."""
+    if isinstance(part, Marginal | _Affine):
+        return part.has_mass(value)
+    discrete = getattr(part, "lattice", None) is not None
+    return torch.full_like(value, discrete, dtype=torch.bool)
+
+
+def _at_mass(part: Distribution, value: Tensor) -> Tensor:
+    """The value, or that with a probability which it is next to."""
+    return part.at_mass(value) if isinstance(part, Marginal | _Affine) else value
 
 
 def _sum(terms: Iterable[Tensor]) -> Tensor:

@@ -7,7 +7,7 @@ from decimal import Decimal
 
 import numpy as np
 
-from pyro_dgp.table.frames import named_columns, numeric
+from pyro_dgp.table.frames import named_columns, numeric, without_zone
 from pyro_dgp.table.packages import pd
 from pyro_dgp.table.reading import MISSING, Table
 
@@ -249,9 +249,7 @@ def _of_dtype(
     if column.isna().all() and kind == "date":
         return pd.Series(pd.NaT, column.index, "datetime64[us]")
     if pd.api.types.is_datetime64_any_dtype(column):
-        return (column.dt.tz_localize(None) if column.dt.tz is not None else column).astype(
-            "datetime64[us]"
-        )
+        return without_zone(column)
     if pd.api.types.is_timedelta64_dtype(column):
         return column.dt.total_seconds()
     try:  # numbers, truth values or decimals, some of them perhaps missing

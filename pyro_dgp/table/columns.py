@@ -11,7 +11,7 @@ import numpy as np
 from pyro_dgp.table.cells import Conventions, typed
 from pyro_dgp.table.frames import column as column_of
 from pyro_dgp.table.frames import columns as columns_of
-from pyro_dgp.table.frames import named_columns
+from pyro_dgp.table.frames import named_columns, without_zone
 from pyro_dgp.table.labels import as_classes, as_texts, classes_of, labels, without
 from pyro_dgp.table.packages import pd
 from pyro_dgp.table.reading import MISSING, Table
@@ -98,13 +98,12 @@ class Columns:
         """
         if len({*targets, *drop}) < len(targets) + len(drop):
             raise ValueError("A column is named twice among the targets and those left out.")
-        _check_names(frame)
+        frame = _plain(frame)
         for name in (*targets, *drop):
             if name not in frame.columns:
                 raise ValueError(
                     f"There is no column '{name}'. The columns are {', '.join(frame.columns)}."
                 )
-        frame = _plain(frame)
         numbers, dates, categories, constant = {}, {}, {}, []
         for name, column in named_columns(frame.drop(columns=[*targets, *drop])):
             if column.isna().all():
@@ -328,15 +327,11 @@ def _plain(frame: pd.DataFrame) -> pd.DataFrame:
             if present.map(lambda v: isinstance(v, bool | int | float | np.number | Decimal)).all():
                 column = column.where(column.notna(), np.nan).astype("float64")
             elif present.map(lambda v: isinstance(v, date)).all():
-                column = _without_zone(pd.to_datetime(column)).astype("datetime64[us]")
+                column = without_zone(pd.to_datetime(column))
             else:
                 column = column.where(column.notna())
         found[name] = column
     return pd.DataFrame(found, index=frame.index)
-
-
-def _without_zone(dates: pd.Series) -> pd.Series:
-    return dates.dt.tz_localize(None) if dates.dt.tz is not None else dates
 
 
 def _numbers(column: pd.Series) -> pd.Series:

@@ -7,7 +7,7 @@ import numpy as np
 
 from pyro_dgp.table.packages import pd
 
-__all__ = ["column", "columns", "hashes", "named_columns", "numeric", "rows"]
+__all__ = ["column", "columns", "hashes", "named_columns", "numeric", "rows", "without_zone"]
 
 
 def column(frame: pd.DataFrame, name: str) -> pd.Series:
@@ -33,6 +33,12 @@ def rows(frame: pd.DataFrame, which: pd.Series | np.ndarray) -> pd.DataFrame:
 def numeric(values: pd.Series, errors: Literal["raise", "coerce"] = "raise") -> pd.Series:
     """Numbers; a text that is none is an error, or with "coerce" NaN."""
     return pd.to_numeric(values, errors=errors)  # pyright: ignore[reportReturnType]
+
+
+def without_zone(dates: pd.Series) -> pd.Series:
+    """Dates of one dtype, by the clock of their time zone."""
+    plain = dates.dt.tz_localize(None) if dates.dt.tz is not None else dates
+    return plain.astype("datetime64[us]")
 
 
 def hashes(frame: pd.DataFrame) -> pd.Series:

@@ -641,21 +641,14 @@ def test_a_target_of_two_numbers_and_missing_cells_has_two_classes(capsys, tmp_p
 
 
 def test_what_leaves_nothing_to_train_on(capsys, tmp_path):
-    frame = table(6).assign(weight=0.0)
+    table(6).assign(weight=0.0).to_csv(tmp_path / "t.csv", index=False)
+    command = ["fit", str(tmp_path / "t.csv"), *QUICK, "--output", str(tmp_path / "m.pt")]
     for options, message in (
-        (("--target", "price"), "--target price price: a column is named twice"),
-        (("--weights", "weight"), "--weights weight: all weights are 0"),
-        (("--test-fraction", "0.99"), "no row would be left for training, of 6"),
+        (["price", "price"], "--target price price: a column is named twice"),
+        (["price", "--weights", "weight"], "--weights weight: all weights are 0"),
+        (["price", "--test-fraction", "0.99"], "no row would be left for training, of 6"),
     ):
-        targets = ["price", "price"] if "--target" in options else ["price"]
-        frame.to_csv(tmp_path / "t.csv", index=False)
-        command = ["fit", str(tmp_path / "t.csv"), *QUICK, "--target", *targets]
-        command += [
-            *(options if "--target" not in options else ()),
-            "--output",
-            str(tmp_path / "m"),
-        ]
-        assert main(command) == 2
+        assert main([*command, "--target", *options]) == 2
         assert message in capsys.readouterr().err
 
 

@@ -134,7 +134,7 @@ class ZeroInflated(Likelihood):
 
     def has_mass(self, y: Tensor) -> Tensor:
         """True at the value."""
-        return (y - self.value).abs() <= 1e-6 * max(1.0, abs(self.value))
+        return (y - self.value).abs() < 1e-6 * max(1.0, abs(self.value))
 
     def at_mass(self, y: Tensor) -> Tensor:
         return torch.where(self.has_mass(y), self.value, y)
