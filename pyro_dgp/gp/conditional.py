@@ -19,7 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["WhitenedConditional", "stable_cholesky", "whitened_conditional", "whitened_kl"]
+__all__ = [
+    "WhitenedConditional",
+    "stable_cholesky",
+    "whitened_conditional",
+    "whitened_kl",
+    "whitened_rows",
+]
 
 _JITTER_FACTORS = (1.0, 10.0, 100.0, 1e3, 1e4)
 # Rows that fit a core's cache with all intermediate results.
@@ -197,10 +203,16 @@ class _Marginals(torch.autograd.Function):
 
 def _factors(Kfu: Tensor, Luu: Tensor, S: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The rows a_n, [n, M]; C_r, [R, M, M]; and the rows C_r a_n, [n, R, M]."""
-    A = torch.linalg.solve_triangular(Luu, Kfu.mT, upper=False).mT
+    A = whitened_rows(Luu, Kfu)
     C = S @ S.mT - _eye_like(Luu)
     columns = C.transpose(0, 1).reshape(len(Luu), -1)  # side by side, R products are one
     return A, C, (A @ columns).reshape(len(A), *S.shape[:2])
+
+
+def whitened_rows(Luu: Tensor, Kfu: Tensor) -> Tensor:
+    """The rows :math:`a_n = L^{-1} k_n`, [n, M]."""
+    # From the right, MKL solves in half the time in float32; products need contiguous rows again.
+    return torch.linalg.solve_triangular(Luu.mT, Kfu, upper=True, left=False).contiguous()
 
 
 def _eye_like(matrix: Tensor) -> Tensor:

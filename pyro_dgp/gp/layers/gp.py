@@ -16,6 +16,7 @@ from pyro_dgp.gp.conditional import (
     stable_cholesky,
     whitened_conditional,
     whitened_kl,
+    whitened_rows,
 )
 from pyro_dgp.gp.constraints import constrained, lower_triangular
 from pyro_dgp.gp.inducing import InducingNormal
@@ -265,8 +266,7 @@ class GPLayer(Layer, VariationalSparseGP):
             name = self._pyro_name or type(self).__name__
             Luu = stable_cholesky(kernel(Xu), self.jitter, name)
             Kfu = kernel(h.reshape(-1, h.shape[-1]), Xu)
-            A = torch.linalg.solve_triangular(Luu, Kfu.mT, upper=False).mT
-            A = A.reshape(*h.shape[:-1], len(Xu))
+            A = whitened_rows(Luu, Kfu).reshape(*h.shape[:-1], len(Xu))
             at_h, at_Xu = (features(kernel, frequencies, x) for x in (h, Xu))
         g = function_values(at_h, at_Xu, A, Luu, u_loc, u_scale_tril, noise)
         return self._mix(g, h)
