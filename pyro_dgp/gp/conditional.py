@@ -186,7 +186,7 @@ class _Marginals(torch.autograd.Function):
         by_Kfu = by_Luu = by_S = None
         # Products with the inverse are faster than solves, and accurate enough here. For A they are
         # not: in float32 their errors would exceed small variances.
-        W = torch.linalg.solve_triangular(Luu, _eye_like(Luu), upper=False)
+        W = torch.linalg.solve_triangular(Luu, _eye_like(Luu), upper=False, left=False)
         if ctx.needs_input_grad[0]:
             by_A = by_loc @ u_loc
             for r in range(len(S)):
