@@ -217,7 +217,7 @@ def test_a_study_of_the_fast_schedule():
 
 
 def test_one_model_for_two_evaluations(tmp_path):
-    config = RunConfig("solar", K=2, num_steps=2, num_test_samples=10)
+    config = RunConfig("solar", K=2, num_inducing=8, num_steps=2, num_test_samples=10)
     run(config, tmp_path, progress=False)
     (model,) = tmp_path.glob("*.pt")
     written = model.stat().st_mtime_ns

@@ -390,11 +390,10 @@ def test_a_joint_autoguide_over_the_global_latents_is_fine():
         with pyro.plate("data", len(y)):
             pyro.sample("z", dist.Normal(torch.zeros_like(y), 2.0))
 
+    losses = [PartiallyCollapsedIWELBO(K=K) for K in (1, 50)]
     values = [
-        torch.tensor(
-            [-PartiallyCollapsedIWELBO(K=K).loss(local_and_global, guide, Y) for _ in range(300)]
-        )
-        for K in (1, 50)
+        torch.tensor([-loss.loss(local_and_global, guide, Y) for _ in range(300)])
+        for loss in losses
     ]
     assert values[1].mean() - values[0].mean() > 4 * (values[0].var() / 300).sqrt()
     assert math.isfinite(DRegIWELBO(K=3).loss_and_grads(local_and_global, guide, Y))
