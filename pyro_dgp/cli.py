@@ -183,8 +183,9 @@ def _reproduce(args: argparse.Namespace) -> int:
         path = folder / f"{args.what}{suffix}"
         path.write_text(content)
         print(f"table                {path}")
-    if draw is not None:
-        _save_figure(draw(results), folder / f"{args.what}.png")
+    figure = None if draw is None else draw(results)
+    if figure is not None:
+        _save_figure(figure, folder / f"{args.what}.png")
     return 0
 
 

@@ -276,6 +276,27 @@ def test_reproduce_where_every_run_fails(monkeypatch, tmp_path, capsys):
     assert "all 2 runs; the first: ZeroDivisionError" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("what", "kind", "fails"),
+    [
+        ("figure4", "fixed", lambda config: not config.learned_qz),
+        ("figure6", "dreg", lambda config: config.loss == "dreg"),
+        ("table1", "dreg", lambda config: config.loss == "dreg"),
+    ],
+)
+def test_reproduce_where_no_split_has_all_runs(monkeypatch, tmp_path, capsys, what, kind, fails):
+    monkeypatch.setenv("PYRO_DGP_DATA", str(DATA))
+    elbo = runs.RunConfig.elbo
+    monkeypatch.setattr(runs.RunConfig, "elbo", lambda self: 1 / 0 if fails(self) else elbo(self))
+    command = ["reproduce", what, "--datasets", "forest", "--splits", "1", "--steps", "1"]
+    command += ["--train-K", "2", "--test-samples", "5", "--evaluations", "1", "--quiet"]
+    assert cli.main([*command, "--output", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "forest: left out, as every split has a run that failed" in out
+    assert f"forest, split 0, {kind}: failed" in out
+    assert not list(tmp_path.glob("*.png"))
+
+
 def test_figure7(tmp_path, capsys):
     command = ["reproduce", "figure7", "--steps", "2", "--quiet", "--output", str(tmp_path)]
     assert cli.main(command) == 0

@@ -129,14 +129,15 @@ class Study:
     :param Size size: The default size.
     :param compute: A function; ``compute(size, folder, progress)`` returns the results.
     :param table: A function; ``table(results)`` returns lines of text.
-    :param draw: A function; ``draw(results)`` returns a Matplotlib figure. None if there is none.
+    :param draw: A function; ``draw(results)`` returns a Matplotlib figure, or None where
+        there is nothing to draw. None if there is no such figure.
     :param files: A function; ``files(results)`` returns further texts by the suffix of their files.
     """
 
     size: Size = field(repr=False)
     compute: Callable[[Size, Path, bool], Any]
     table: Callable[[Any], list[str]]
-    draw: Callable[[Any], "Figure"] | None = None
+    draw: Callable[[Any], "Figure | None"] | None = None
     files: Callable[[Any], dict[str, str]] = lambda results: {}
 
 
