@@ -11,6 +11,8 @@ import torch
 from pyro_dgp import PartiallyCollapsedIWELBO
 from pyro_dgp._files import write_json
 from pyro_dgp.experiments import metrics
+from pyro_dgp.experiments.reproduce import STUDIES
+from pyro_dgp.experiments.reproduce.predictions import LIKELIHOODS, _configs
 from pyro_dgp.experiments.reproduce.study import Size
 from pyro_dgp.experiments.runs import (
     RunConfig,
@@ -214,6 +216,18 @@ def test_a_study_of_the_fast_schedule():
     fast = size.with_options(schedule="fast", steps=7, lr=0.01)
     assert fast.config("solar", 2) == RunConfig("solar", schedule="fast", num_steps=7, lr=0.01)
     assert size.with_options(splits=3).config("forest", 2) == RunConfig("forest")
+
+
+def test_a_study_of_likelihoods_has_the_options_that_are_given():
+    size = STUDIES["likelihoods"].size
+
+    def found(**options):
+        configs = _configs(size.with_options(datasets=("demo", "solar"), **options), LIKELIHOODS)
+        return {(c.batch_size, c.dtype) for c in configs.values()}
+
+    assert found() == {(64, "float32")}
+    assert found(dtype="float64") == {(64, "float64")}
+    assert found(schedule="fast") == {(200, "float32")}
 
 
 def test_one_model_for_two_evaluations(tmp_path):

@@ -153,7 +153,8 @@ SPECIAL = {
     "forest": "zero_inflated", "solar": "rounded", "pol": "rounded", "power": "student_t",
     "winewhite": "rounded", "winered": "rounded", "others": "heteroscedastic",
 }  # fmt: skip
-_FEW_STEPS = {"batch_size": 64, "mixing": "principal", "dtype": "float32"}
+# None for the batches of the schedule, on the demo data, too.
+_FEW_STEPS = {"batch_size": None, "mixing": "principal"}
 LIKELIHOODS = {
     "gaussian": {"likelihood": "gaussian", **_FEW_STEPS},
     "heteroscedastic": {"likelihood": "heteroscedastic", **_FEW_STEPS},
@@ -295,7 +296,7 @@ PREDICTION_STUDIES = {
     "likelihoods": Study(
         replace(
             _REAL, steps=2000, train_K=10, lr=0.02, schedule="cosine", splits=3, test_samples=1000,
-            evaluations=1,
+            evaluations=1, dtype="float32",
         ),
         _records(LIKELIHOODS), _likelihood_lines,
     ),
