@@ -232,16 +232,18 @@ def _check_folder(folder: Path) -> None:
 
 def _train(args: argparse.Namespace) -> int:
     given = {"dataset": args.dataset} | given_options(args, RunConfig)
-    if args.config is None:
-        return _run(args, RunConfig(**given), None)
-    try:
-        options = json.loads(Path(args.config).read_text())
-        config = RunConfig.from_dict(options.get("config", options) | given)
-    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, TypeError) as error:
-        raise ValueError(
-            f"--config {args.config}: no options of a run in JSON ({error})."
-        ) from error
+    config = RunConfig(**given) if args.config is None else _from_file(args.config, given)
+    config.check_effect(given)
     return _run(args, config, None)
+
+
+def _from_file(path: str, given: dict) -> RunConfig:
+    """The configuration of a file with options, or a record; those given come first."""
+    try:
+        options = json.loads(Path(path).read_text())
+        return RunConfig.from_dict(options.get("config", options) | given)
+    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, TypeError) as error:
+        raise ValueError(f"--config {path}: no options of a run in JSON ({error}).") from error
 
 
 def _run(args: argparse.Namespace, config: RunConfig, figures: ModuleType | None) -> int:

@@ -60,6 +60,25 @@ def test_demo_without_matplotlib(monkeypatch, tmp_path, capsys):
         (["train", "demo", "--split", "-1"], "split must not be negative"),
         (["train", "demo", "--batch-size", "0", "--steps", "1"], "batch_size must be"),
         (["train", "demo", "--test-samples", "0", "--steps", "1"], "num_test_samples must be"),
+        (["train", "demo", "--loss", "vi", "--K", "5"], "K has no effect with loss='vi'"),
+        (
+            ["train", "demo", "--likelihood", "rounded", "--noise-variance", "0.1"],
+            "noise_variance has no effect with likelihood='rounded'",
+        ),
+        (["train", "demo", "--noise-scale", "0.1"], "noise_scale has no effect"),
+        (
+            ["train", "demo", "--schedule", "cosine", "--lr-decay", "0.9"],
+            "lr_decay has no effect with schedule='cosine'",
+        ),
+        (["train", "demo", "--schedule", "fast", "--lr-decay-steps", "9"], "lr_decay_steps has no"),
+        (
+            ["train", "demo", "--latent-dim", "0", "--no-learned-qz"],
+            "learned_qz has no effect with latent_dim=0",
+        ),
+        (
+            ["train", "demo", "--layers", "1", "--mixing", "principal"],
+            "mixing has no effect with num_layers=1",
+        ),
     ],
 )
 def test_errors_are_one_line(monkeypatch, tmp_path, capsys, arguments, message):
@@ -395,6 +414,9 @@ def test_options_from_a_file(tmp_path, capsys):
     assert cli.main(again) == 0
     (other,) = (tmp_path / "again").glob("*.json")
     assert json.loads(other.read_text())["config"] == config | {"num_steps": 1}
+    # It has all of them, also those without an effect.
+    assert cli.main([*again[:-1], str(tmp_path / "vi"), "--loss", "vi"]) == 0
+    assert cli.main([*again[:-1], str(tmp_path / "vi"), "--loss", "vi", "--K", "3"]) == 2
     for wrong in ("[1]", '{"num_step": 1}', "K = 2"):
         path.write_text(wrong)
         capsys.readouterr()

@@ -3,7 +3,7 @@
 import json
 import math
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,18 @@ SCHEDULES = {
         "dtype": "float32",
     },
 }  # fmt: skip
+
+
+#: Options that have no effect with some values of another.
+_WITHOUT_EFFECT: dict[str, dict[str, Callable[[Any], bool]]] = {
+    "K": {"loss": lambda loss: loss == "vi"},
+    "learned_qz": {"latent_dim": lambda number: number == 0},
+    "noise_variance": {"likelihood": lambda name: name != "gaussian"},
+    "noise_scale": {"likelihood": lambda name: name != "heteroscedastic"},
+    "lr_decay": {"schedule": lambda name: name != "steps"},
+    "lr_decay_steps": {"schedule": lambda name: name != "steps"},
+    "mixing": {"num_layers": lambda number: number == 1},
+}
 
 
 def _one_of(choices: tuple[str, ...]) -> Any:
@@ -198,6 +210,18 @@ class RunConfig:
         :raises TypeError: If there is another name, or no ``dataset``.
         """
         return cls(**{name: value for name, value in options.items() if name not in _RETIRED})
+
+    def check_effect(self, names: Iterable[str]) -> None:
+        """Checks options that a user has chosen; those of a record are all there, needed or not.
+
+        :param names: Names of the options.
+        :raises ValueError: If one of them has no effect, because of another.
+        """
+        for name in names:
+            for other, without_effect in _WITHOUT_EFFECT.get(name, {}).items():
+                value = getattr(self, other)
+                if without_effect(value):
+                    raise ValueError(f"{name} has no effect with {other}={value!r}: leave it out.")
 
     @property
     def name(self) -> str:
