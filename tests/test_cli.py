@@ -424,6 +424,37 @@ def test_options_from_a_file(tmp_path, capsys):
         assert f"--config {path}: no options of a run" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_steps": "100"}, 'num_steps must be an integer, but it is "100"'),
+        ({"K": 2.5}, "K must be an integer, but it is 2.5"),
+        ({"num_layers": None}, "num_layers must be an integer, but it is null"),
+        ({"num_layers": True}, "num_layers must be an integer, but it is true"),
+        ({"seed": "1"}, 'seed must be an integer, but it is "1"'),
+        ({"lr": "0.1"}, 'lr must be a number, but it is "0.1"'),
+        ({"learned_qz": "no"}, 'learned_qz must be true or false, but it is "no"'),
+        ({"device": 0}, "device must be a string, but it is 0"),
+        ({"loss": ["vi"]}, 'loss must be a string, but it is ["vi"]'),
+        ({"steps": 5}, "there is no option 'steps'; there are dataset, split, "),
+    ],
+)
+def test_a_file_with_options_of_other_types(tmp_path, capsys, options, message):
+    path, output = tmp_path / "options.json", tmp_path / "results"
+    train = ["train", "demo", "--quiet", "--config", str(path), "--output", str(output)]
+    path.write_text(json.dumps(options))
+    assert cli.main(train) == 2
+    error = capsys.readouterr().err
+    assert f"--config {path}: no options of a run in JSON ({message}" in error
+    assert error.count("\n") == 1
+    assert not output.exists()
+
+
+def test_null_is_an_option_that_is_not_given(tmp_path):
+    options = {"dataset": "demo", "seed": None, "K": None, "lr": 1}
+    assert runs.RunConfig.from_dict(options) == runs.RunConfig("demo", lr=1.0)
+
+
 def test_completion_of_a_shell(capsys):
     pytest.importorskip("shtab")
     with pytest.raises(SystemExit) as end:

@@ -6,7 +6,7 @@ import platform
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pyro
@@ -74,6 +74,15 @@ SCHEDULES = {
         "dtype": "float32",
     },
 }  # fmt: skip
+
+
+#: What the values of an option of a type are in JSON.
+_TYPES = {
+    int: ("an integer", (int,)),
+    float: ("a number", (int, float)),
+    bool: ("true or false", (bool,)),
+    str: ("a string", (str,)),
+}
 
 
 #: Options that have no effect with some values of another.
@@ -207,9 +216,19 @@ class RunConfig:
     def from_dict(cls, options: dict) -> "RunConfig":
         """Of options by their names, such as a record has; those that are no more are left out.
 
-        :raises TypeError: If there is another name, or no ``dataset``.
+        :raises TypeError: If there is another name, or no ``dataset``, or a value of another type.
         """
-        return cls(**{name: value for name, value in options.items() if name not in _RETIRED})
+        options = {name: value for name, value in options.items() if name not in _RETIRED}
+        hints, defaults = get_type_hints(cls), {f.name: f.default for f in fields(cls)}
+        for name, value in options.items():
+            if name not in hints:
+                raise TypeError(f"there is no option {name!r}; there are {', '.join(hints)}")
+            if value is None and defaults[name] is None:  # it depends on other options
+                continue
+            what, types = _TYPES[int if hints[name] == int | None else hints[name]]
+            if type(value) not in types:
+                raise TypeError(f"{name} must be {what}, but it is {json.dumps(value)}")
+        return cls(**options)
 
     def check_effect(self, names: Iterable[str]) -> None:
         """Checks options that a user has chosen; those of a record are all there, needed or not.
