@@ -161,3 +161,33 @@ def test_importances_are_sorted_and_named(ax):
     assert plots.importances(found, "CRPS", most=2, ax=ax) is ax
     assert [t.get_text() for t in ax.get_yticklabels()] == ["b", "a"]
     assert [bar.get_width() for bar in ax.patches] == [50, 10]
+
+
+def test_names_are_no_formulas_and_not_hidden(ax):
+    names = ["_a", "$a^$b", "a_$", 39 * "a" + "$$"]
+    shown = ["\u200b_a", "$a^$b", "a_$", 39 * "a" + "…"]
+
+    class Model:
+        feature_names_in_, classes_ = np.array(names), np.array(names)
+
+        def predict_proba(self, X):
+            return np.full((len(X), 4), 0.25)
+
+    plots.importances(dict.fromkeys(names, (0.1, 0.01)), ax=ax)
+    assert [plainly(t) for t in ax.get_yticklabels()] == shown
+    ax.clear()
+    plots.probabilities_along_input(Model(), np.eye(4), 1, num_points=5, ax=ax)
+    assert [plainly(t) for t in ax.get_legend().get_texts()] == shown
+    assert plainly(ax.xaxis.label) == "$a^$b"
+    ax.clear()
+    point = SNRPoint("$$_", 10, 1, None, "a$$b", 100, 0, 2.0, 0.1, 2.0, 0.1, 0)
+    plots.snr_along_training({1: SNRSweep([point])}, "a$$b", ax=ax)
+    assert plainly(ax.title) == "Signal-to-noise ratio, a$$b"
+    assert [plainly(t) for t in ax.get_legend().get_texts()] == ["$$_, K = 10"]
+
+
+def plainly(text):
+    """What is drawn, if it is no formula."""
+    shown, formula = text._preprocess_math(text.get_text())
+    assert not formula
+    return shown

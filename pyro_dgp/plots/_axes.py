@@ -17,10 +17,11 @@ __all__ = [
     "DensityModel",
     "along",
     "axes_of",
+    "label",
     "like",
     "name_of",
+    "plain",
     "pyplot",
-    "short",
 ]
 
 # Length of a label, in characters.
@@ -94,10 +95,14 @@ def like(model: object, rows: np.ndarray) -> "np.ndarray | pd.DataFrame":
 def name_of(model: object, feature: int) -> str:
     """The name of a column of the inputs, as a label."""
     names = getattr(model, "feature_names_in_", None)
-    # A dollar sign would start a formula.
-    return f"x{feature}" if names is None else short(str(names[feature])).replace("$", r"\$")
+    return f"x{feature}" if names is None else label(str(names[feature]))
 
 
-def short(text: str) -> str:
-    """A name shortened to the length of a label."""
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+def label(name: str) -> str:
+    """A name as a label: :func:`plain`, and shortened to the length of one."""
+    return plain(name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…")
+
+
+def plain(text: str) -> str:
+    """A text in which Matplotlib finds no formula and no hidden label."""
+    return ("\u200b" if text.startswith("_") else "") + text.replace("$", r"\$")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from numpy.typing import ArrayLike
 
-from pyro_dgp.plots._axes import ClassModel, along, axes_of, like, name_of
+from pyro_dgp.plots._axes import ClassModel, along, axes_of, label, like, name_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,14 +28,14 @@ def probabilities_along_input(
     :param X: Inputs that span the axis, [N, D].
     :param int feature: Index of the column of X that varies.
     :param row: Values of the other inputs, [D]; None for the medians of X.
-    :param labels: Labels of the classes; None for ``model.classes_``.
+    :param labels: Labels of the classes, in Matplotlib's notation; None for ``model.classes_``.
     :param int num_points: Number of points along the axis.
     :param ax: Matplotlib axes, or None.
     :returns: The axes.
     """
     ax = axes_of(ax)
     grid, rows = along(X, feature, row, num_points)
-    labels = [str(c) for c in model.classes_] if labels is None else labels
+    labels = [label(str(c)) for c in model.classes_] if labels is None else labels
     shares = model.predict_proba(like(model, rows))
     colors = [f"C{i % 10}" for i in range(len(labels))]
     ax.stackplot(grid, shares.T, labels=labels, colors=colors, alpha=0.8)

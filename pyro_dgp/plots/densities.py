@@ -93,7 +93,7 @@ def marginal_densities(
     :param X: Inputs of the rows, [N, D].
     :param y: Targets of the rows, [N], or None.
     :param int num_points: Number of points along the axis.
-    :param labels: Labels of the rows; None for their numbers.
+    :param labels: Labels of the rows, in Matplotlib's notation; None for their numbers.
     :param ax: Matplotlib axes, or None.
     :returns: The axes.
     """

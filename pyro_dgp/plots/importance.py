@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from pyro_dgp.plots._axes import axes_of, short
+from pyro_dgp.plots._axes import axes_of, label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +27,7 @@ def importances(
     """
     ax = axes_of(ax)
     shown = sorted(found.items(), key=lambda item: -item[1][0])[:most]
-    names = [short(name) for name, _ in shown]
+    names = [label(name) for name, _ in shown]
     growth, error = ([100 * values[i] for _, values in shown] for i in (0, 1))
     places = range(len(shown))
     ax.barh(places, growth, xerr=error, color="C0", alpha=0.8, ecolor="0.3", capsize=2)

@@ -6,7 +6,7 @@ import numpy as np
 
 from pyro_dgp.infer.sweeps import SNRSweep
 from pyro_dgp.infer.training import TrainingHistory
-from pyro_dgp.plots._axes import axes_of
+from pyro_dgp.plots._axes import axes_of, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -70,7 +70,8 @@ def snr_along_training(sweeps: dict[int, SNRSweep], group: str, ax: "Axes | None
         raise ValueError(f"No sweep has a group '{group}'.")
     for (estimator, K), points in lines.items():
         step, snr, error = zip(*points, strict=True)
-        ax.errorbar(step, snr, error, marker="o", capsize=2, label=f"{estimator}, K = {K}")
-    ax.set(xlabel="step", ylabel="SNR", yscale="log", title=f"Signal-to-noise ratio, {group}")
+        ax.errorbar(step, snr, error, marker="o", capsize=2, label=plain(f"{estimator}, K = {K}"))
+    ax.set(xlabel="step", ylabel="SNR", yscale="log")
+    ax.set_title(plain(f"Signal-to-noise ratio, {group}"))
     ax.legend(frameon=False)
     return ax

@@ -74,7 +74,7 @@ def pictures(
     if importance:
         yield Picture(
             "importance",
-            _figure(lambda ax: plots.importances(_plain_names(importance), own.task.LOSS, ax=ax)),
+            _figure(lambda ax: plots.importances(importance, own.task.LOSS, ax=ax)),
             f"By how much the {own.task.LOSS} of held-out rows grows when the values of a column "
             "are shuffled.",
         )
@@ -82,7 +82,7 @@ def pictures(
     for i, name in enumerate(along):
         held = ", ".join(_described(typical.drop(columns=name)))
         held = textwrap.shorten(held, _LONGEST_TITLE, placeholder=" and so on")
-        title = _plain(textwrap.fill(f"Held at: {held}", 110)) if held else None
+        title = plots.plain(textwrap.fill(f"Held at: {held}", 110)) if held else None
         if name in own.columns.numbers:
             inputs, row = own.columns.inputs(frame), own.columns.inputs(typical).to_numpy()[0]
             draw = views.along(inputs, list(inputs.columns).index(name), row)
@@ -90,7 +90,8 @@ def pictures(
             values, labels = _values_of(own.columns, frame, name)
             some = typical.loc[typical.index.repeat(len(values))].reset_index(drop=True)
             some[name] = values
-            draw = views.groups(own.columns.inputs(some), [_name(text) for text in labels], name)
+            labels = [plots.label(text) for text in labels]
+            draw = views.groups(own.columns.inputs(some), labels, name)
         number = f"_{i + 1}" if i else ""
         caption = f"Predictions along {name}, the other columns held at typical values."
         yield Picture(f"along_input{number}", _figure(*draw, title=title), caption)
@@ -126,7 +127,7 @@ class _Densities:
     ) -> None:
         several = len(columns.targets) > 1
         self.model = OneTarget(model, columns.targets.index(target)) if several else model
-        self.X, self.target = columns.inputs(frame), _name(target)
+        self.X, self.target = columns.inputs(frame), plots.label(target)
         self.y = frame[target].to_numpy(dtype=float)
 
     def calibration(self) -> list[Draw]:
@@ -157,7 +158,7 @@ class _Densities:
     def groups(self, X: pd.DataFrame, labels: list[str], name: str) -> list[Draw]:
         def draw(ax: "Axes") -> None:
             plots.marginal_densities(self.model, X, labels=labels, ax=ax)
-            ax.set(xlabel=self.target, title=f"Densities by {_name(name)}")
+            ax.set(xlabel=self.target, title=f"Densities by {plots.label(name)}")
 
         return [draw]
 
@@ -182,10 +183,10 @@ class _Classes:
     def __init__(
         self, model: LatentDGPClassifier, columns: Columns, frame: pd.DataFrame, target: str
     ) -> None:
-        self.model, self.target = model, _name(target)
+        self.model, self.target = model, plots.label(target)
         self.X = columns.inputs(frame)
         self.classes = model.classes_
-        self.labels = [_name(str(c)) for c in self.classes]
+        self.labels = [plots.label(str(c)) for c in self.classes]
         self.y = columns.target_values(frame)
 
     def calibration(self) -> list[Draw]:
@@ -204,11 +205,11 @@ class _Classes:
         ]
 
     def groups(self, X: pd.DataFrame, labels: list[str], name: str) -> list[Draw]:
-        return [self._bars(X, labels, f"Probabilities by {_name(name)}")]
+        return [self._bars(X, labels, f"Probabilities by {plots.label(name)}")]
 
     def some(self, rows: int) -> Draw:
         some = spread_rows(self.y.astype(str), rows)
-        labels = [f"row {i}: {_name(str(self.y[i]))}" for i in some]
+        labels = [f"row {i}: {plots.label(str(self.y[i]))}" for i in some]
         return self._bars(self.X.iloc[some], labels, f"Probabilities of {self.target}")
 
     def _bars(self, X: pd.DataFrame, labels: list[str], title: str) -> Draw:
@@ -255,19 +256,6 @@ def _values_of(columns: Columns, frame: pd.DataFrame, name: str) -> tuple[list, 
     if not len(values):
         return [pd.NaT], ["missing"]
     return list(values), [f"{v:%Y-%m-%d}" for v in values]
-
-
-def _plain_names(found: dict) -> dict:
-    return {_plain(name): values for name, values in found.items()}
-
-
-def _name(text: str) -> str:
-    return _plain(plots.short(text))
-
-
-def _plain(text: str) -> str:
-    """A text in which Matplotlib finds no formula and no hidden label."""
-    return ("\u200b" if text.startswith("_") else "") + text.replace("$", r"\$")
 
 
 def _described(row: pd.DataFrame) -> Iterator[str]:
