@@ -89,6 +89,23 @@ def test_latent_traversal(model, ax):
         plots.latent_traversal(model, X, 2, ax=ax)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"X": np.arange(3.0)}, r"X must be inputs \[N, D\], X\[:, None\] if D is 1; it has shape"),
+        ({"X": np.zeros((0, 2))}, r"it has shape \(0, 2\)"),
+        ({"feature": "size"}, "feature must be an integer, but it is 'size'"),
+        ({"feature": -1}, "feature must be at least 0"),
+        ({"row": [1.0, 2.0, 3.0]}, r"row must have a value for each of the 2 columns of X"),
+        ({"row": 1.0}, r"row must have a value .* shape \(\)"),
+    ],
+)
+def test_inputs_along_which_nothing_can_be_drawn(model, ax, options, message):
+    model, X = model
+    with pytest.raises(ValueError, match=message):
+        plots.fan_chart(model, **{"X": X, "feature": 0, **options}, ax=ax)
+
+
 def test_calibration(ax):
     pit = np.array([0.1, 0.4, 0.45, 0.9])
     assert plots.calibration_curve(pit, ax=ax) is ax

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 
+from pyro_dgp._checks import check_integer
+
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
@@ -70,14 +72,20 @@ def along(
 ) -> tuple[np.ndarray, np.ndarray]:
     """A grid over the range of one input, and rows with these values."""
     X = np.asarray(X, dtype=float)
-    if X.ndim != 2 or not 0 <= feature < X.shape[1]:
+    if X.ndim != 2 or not len(X):
+        raise ValueError(f"X must be inputs [N, D], X[:, None] if D is 1; it has shape {X.shape}.")
+    if check_integer("feature", feature, 0) >= X.shape[1]:
         raise ValueError(
-            f"feature must be a column of X, 0 to {X.shape[-1] - 1}, but it is {feature}."
+            f"feature must be a column of X, 0 to {X.shape[1] - 1}, but it is {feature}."
+        )
+    others = np.median(X, 0) if row is None else np.asarray(row, dtype=float)
+    if others.shape != X.shape[1:]:
+        raise ValueError(
+            f"row must have a value for each of the {X.shape[1]} columns of X, but it has shape "
+            f"{others.shape}."
         )
     grid = np.linspace(X[:, feature].min(), X[:, feature].max(), num_points)
-    rows = np.tile(
-        np.median(X, 0) if row is None else np.asarray(row, dtype=float), (num_points, 1)
-    )
+    rows = np.tile(others, (num_points, 1))
     rows[:, feature] = grid
     return grid, rows
 
