@@ -44,6 +44,18 @@ def scored(change):
             lambda: table1({"a": {"reg": {1: 1.0, 2: 3.0}, "dreg": {1: 1.0}}}),
             ValueError, "a: split 2 is there under one estimator only",
         ),
+        "outliers within no deviation": (
+            lambda: table1({"a": {"reg": {1: 1.0}, "dreg": {1: 1.0}}}, outliers=0.0),
+            ValueError, "outliers must be a positive number, but it is 0.0",
+        ),
+        "outliers within no number": (
+            lambda: table1({"a": {"reg": {1: 1.0}, "dreg": {1: 1.0}}}, outliers=float("nan")),
+            ValueError, "outliers must be a positive number, but it is nan",
+        ),
+        "outliers only": (
+            lambda: table1({"a": {e: {1: 1.0, 2: 3.0} for e in ("reg", "dreg")}}, outliers=0.1),
+            ValueError, "a: outliers=0.1 leaves no split",
+        ),
         "a table of nothing": (lambda: table1({}), ValueError, "no log-likelihoods"),
     }
     | {

@@ -161,10 +161,13 @@ def table1(values: Splits, outliers: float | None = None) -> Table1:
     :param float outliers: Leave a split out, for both estimators, where either value is more than
         so many standard deviations (ddof 1) from the mean of its data set and estimator; 2 in the
         paper's text. None leaves nothing out: the published numbers already lack those splits.
-    :raises ValueError: If a data set has a split under one estimator only, or there is no data.
+    :raises ValueError: If a data set has a split under one estimator only, if there is no data, or
+        none is left.
     """
     if not values:
         raise ValueError("There are no log-likelihoods to make a table of.")
+    if outliers is not None and not outliers > 0:
+        raise ValueError(f"outliers must be a positive number, but it is {outliers}.")
     rows, differences = [], []
     for dataset, by_estimator in values.items():
         splits = sorted(by_estimator["reg"])
@@ -176,6 +179,8 @@ def table1(values: Splits, outliers: float | None = None) -> Table1:
             )
         pairs = np.array([[by_estimator[e][s] for e in ("reg", "dreg")] for s in splits])
         kept = _inliers(pairs, outliers)
+        if not kept.any():
+            raise ValueError(f"{dataset}: outliers={outliers} leaves no split: give more.")
         pairs, difference = pairs[kept], pairs[kept, 1] - pairs[kept, 0]
         with np.errstate(invalid="ignore"):
             error = pairs.std(0, ddof=1) / math.sqrt(len(pairs)) if len(pairs) > 1 else [np.nan] * 2
