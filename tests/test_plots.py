@@ -139,6 +139,22 @@ def test_snr_along_training(ax):
         plots.snr_along_training({10: sweep(2.0)}, "decoder", ax=ax)
 
 
+def test_settings_of_one_step_have_lines_of_their_own(ax):
+    def point(batch_size, seed, snr):
+        return SNRPoint("REG", 10, 1, batch_size, "encoder", 100, seed, snr, 0.1, snr, 0.1, 0)
+
+    sweeps = {
+        step: SNRSweep([point(4, step, 1.0 + step), point(None, step, 2.0 + step)])
+        for step in (1, 2)
+    }
+    plots.snr_along_training(sweeps, "encoder", ax=ax)
+    lines = {c.get_label(): c.lines[0].get_xydata().tolist() for c in ax.containers}
+    assert lines == {
+        "REG, K = 10, batch_size = 4": [[1, 2], [2, 3]],
+        "REG, K = 10, batch_size = None": [[1, 3], [2, 4]],
+    }
+
+
 def test_a_new_figure_where_none_is_given():
     ax = plots.pit_histogram([0.2, 0.7])
     assert ax.get_title() == "PIT histogram"

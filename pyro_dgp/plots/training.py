@@ -53,7 +53,10 @@ def training_curve(
 
 
 def snr_along_training(sweeps: dict[int, SNRSweep], group: str, ax: "Axes | None" = None) -> "Axes":
-    """Signal-to-noise ratios of a group of parameters along training, by estimator and K.
+    """Signal-to-noise ratios of a group of parameters along training.
+
+    There is a line for each estimator and K, and for each value of whatever else differs between
+    points of one step, such as the size of the minibatch.
 
     :param sweeps: Results of :func:`~pyro_dgp.infer.snr_sweep` for the same estimators and K, by
         the number of steps.
@@ -62,15 +65,22 @@ def snr_along_training(sweeps: dict[int, SNRSweep], group: str, ax: "Axes | None
     :returns: The axes.
     """
     ax = axes_of(ax)
-    lines: dict[tuple[str, int], list] = {}
-    for step, sweep in sorted(sweeps.items()):
-        for p in sweep.select(group=group):
-            lines.setdefault((p.estimator, p.K), []).append((step, p.snr, p.snr_error))
+    by_step = {step: sweeps[step].select(group=group) for step in sorted(sweeps)}
+    others = [
+        name
+        for name in ("num_particles", "batch_size", "num_draws", "seed")
+        if any(len({getattr(p, name) for p in points}) > 1 for points in by_step.values())
+    ]
+    lines: dict[str, list] = {}
+    for step, points in by_step.items():
+        for p in points:
+            what = [f"{p.estimator}, K = {p.K}", *(f"{n} = {getattr(p, n)}" for n in others)]
+            lines.setdefault(", ".join(what), []).append((step, p.snr, p.snr_error))
     if not lines:
         raise ValueError(f"No sweep has a group '{group}'.")
-    for (estimator, K), points in lines.items():
+    for name, points in lines.items():
         step, snr, error = zip(*points, strict=True)
-        ax.errorbar(step, snr, error, marker="o", capsize=2, label=plain(f"{estimator}, K = {K}"))
+        ax.errorbar(step, snr, error, marker="o", capsize=2, label=plain(name))
     ax.set(xlabel="step", ylabel="SNR", yscale="log")
     ax.set_title(plain(f"Signal-to-noise ratio, {group}"))
     ax.legend(frameon=False)
