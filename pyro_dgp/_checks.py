@@ -5,7 +5,7 @@ from typing import SupportsIndex
 
 import torch
 
-__all__ = ["check_device", "check_integer"]
+__all__ = ["check_device", "check_integer", "check_jobs", "check_seed"]
 
 
 def check_device(device: str | torch.device) -> None:
@@ -37,3 +37,29 @@ def check_integer(name: str, value: object, minimum: int) -> int:
     if number < minimum:
         raise ValueError(f"{name} must be at least {minimum}, but it is {number}.")
     return number
+
+
+def check_seed(name: str, value: object) -> int:
+    """The value as an ``int``, if it can seed all generators.
+
+    :param str name: Name of the argument, for the error message.
+    :param value: Value of the argument.
+    :raises ValueError: If it is not an integer from 0 to 2^32 - 1.
+    """
+    seed = check_integer(name, value, 0)
+    if seed >= 2**32:  # NumPy's legacy generator, which Pyro seeds, takes no more
+        raise ValueError(f"{name} must be less than 2^32, but it is {seed}.")
+    return seed
+
+
+def check_jobs(name: str, value: object) -> int:
+    """The value as an ``int``, if it is a number of processes for joblib.
+
+    :param str name: Name of the argument, for the error message.
+    :param value: Value of the argument.
+    :raises ValueError: If it is not a positive integer or -1.
+    """
+    jobs = check_integer(name, value, -1)
+    if jobs == 0:
+        raise ValueError(f"{name} must be at least 1, or -1 for one per core, but it is 0.")
+    return jobs

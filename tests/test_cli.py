@@ -58,6 +58,16 @@ def test_demo_without_matplotlib(monkeypatch, tmp_path, capsys):
         (["train", "demo", "--K", "0", "--steps", "1"], "K must be at least 1"),
         (["train", "demo", "--layers", "0", "--steps", "1"], "num_layers must be"),
         (["train", "demo", "--split", "-1"], "split must not be negative"),
+        (["train", "forest", "--split", "4294967296"], "split must not be negative, nor 2^32 or"),
+        (["train", "demo", "--seed", "-1"], "seed must be at least 0, but it is -1"),
+        (["train", "demo", "--seed", "4294967296"], "seed must be less than 2^32"),
+        (["demo", "--seed", "-1"], "seed must be at least 0, but it is -1"),
+        (["train", "demo", "--lr-decay-steps", "0"], "lr_decay_steps must be at least 1"),
+        (["train", "demo", "--lr-decay", "nan"], "lr_decay must be positive, but it is nan"),
+        (["train", "demo", "--lr", "-1"], "lr must be at least 0, but it is -1.0"),
+        (["train", "demo", "--natural-lr", "-1"], "natural_lr must be at least 0"),
+        (["train", "demo", "--noise-variance", "0"], "noise_variance must be positive"),
+        (["train", "demo", "--inducing", "0"], "num_inducing must be at least 1"),
         (["train", "demo", "--batch-size", "0", "--steps", "1"], "batch_size must be"),
         (["train", "demo", "--test-samples", "0", "--steps", "1"], "num_test_samples must be"),
         (["train", "demo", "--loss", "vi", "--K", "5"], "K has no effect with loss='vi'"),
@@ -187,6 +197,7 @@ def test_snr_bad_options(tmp_path, capsys):
         (["--output", str(file)], "is a file; name a folder"),
         (["--draws", "3", "--output", str(tmp_path)], "--draws must be at least 20"),
         (["--samples", "0", "--output", str(tmp_path)], "--samples must be at least 1"),
+        (["--seed", "-1", "--output", str(tmp_path)], "seed must be at least 0"),
     ):
         assert cli.main(["snr", "--steps", "2", "--quiet", "--no-figure", *extra]) == 2
         assert message in capsys.readouterr().err
@@ -339,6 +350,7 @@ def test_reproduce_takes_one_where_one_is_shown(tmp_path, capsys):
         (["--format", "csv"], "--format belongs to --published"),
         (["--datasets", "woods"], "Unknown data set 'woods'"),
         (["--steps", "-1"], "steps must be at least 0"),
+        (["--jobs", "0"], "jobs must be at least 1, or -1 for one per core, but it is 0"),
         (["--layers", "0"], "layers must be at least 1"),
         (["--draws", "2"], "draws must be at least 20"),
     ],

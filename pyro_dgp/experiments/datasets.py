@@ -104,13 +104,13 @@ def load(name: str, split: int = 0) -> Split:
 
     :param str name: One of :func:`names`.
     :param int split: Number of the split; the paper has 20 per set.
-    :raises ValueError: If the name is unknown, the split negative, or the file not the right one.
+    :raises ValueError: If the name is unknown, the split out of range, or the file a wrong one.
     :raises FileNotFoundError: If there is no file; says how to get it.
     """
     if name not in names():
         raise ValueError(f"Unknown data set '{name}'; there are {', '.join(names())}.")
-    if split < 0:
-        raise ValueError(f"split must not be negative, but it is {split}.")
+    if not 0 <= split < 2**32:  # NumPy's seeds
+        raise ValueError(f"split must not be negative, nor 2^32 or more, but it is {split}.")
     if name in _DEMOS:
         return demo_data(split, published=name == "demo_published")
     table = uci.read(name)

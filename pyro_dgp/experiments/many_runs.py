@@ -7,6 +7,7 @@ import pyro
 import torch
 from tqdm.auto import tqdm
 
+from pyro_dgp._checks import check_jobs
 from pyro_dgp._files import write_json
 from pyro_dgp.experiments.runs import RunConfig, failure, is_complete, load_record, record_path, run
 
@@ -33,12 +34,14 @@ def sweep(
     :param bool progress: Whether to show a progress bar with the remaining time.
     :returns: Records in the order of ``configs``. The record of a failed run has an ``error``, and
         the run is repeated by the next call.
+    :raises ValueError: If ``num_jobs`` is out of range.
     :raises ImportError: If joblib is missing.
     """
     try:
         from joblib import Parallel, delayed
     except ImportError as error:
         raise ImportError("Sweeps need joblib: pip install 'pyro_dgp[experiments]'.") from error
+    check_jobs("num_jobs", num_jobs)
     folder = Path(folder)
     missing = [config for config in configs if not is_complete(record_path(config, folder))]
     results = Parallel(n_jobs=num_jobs, return_as="generator_unordered")(

@@ -15,7 +15,7 @@ from pyro.infer import TraceMeanField_ELBO
 from pyro.optim import PyroOptim
 from torch import Tensor
 
-from pyro_dgp._checks import check_device, check_integer
+from pyro_dgp._checks import check_device, check_integer, check_seed
 from pyro_dgp._files import write_json
 from pyro_dgp.experiments import datasets
 from pyro_dgp.experiments.metrics import bound, evaluate, point_masses
@@ -195,15 +195,25 @@ class RunConfig:
                 raise ValueError(f"{f.name} must be one of {', '.join(choices)}, not '{value}'.")
         for name, minimum in (
             ("K", 1),
+            ("num_layers", 1),
+            ("latent_dim", 0),
+            ("num_inducing", 1),
             ("num_steps", 0),
             ("batch_size", 1),
+            ("lr_decay_steps", 1),
             ("frozen_noise_steps", 0),
             ("num_test_samples", 1),
             ("num_evaluations", 1),
         ):
             check_integer(name, getattr(self, name), minimum)
-        if not 0 < self.noise_scale < math.inf:
-            raise ValueError(f"noise_scale must be positive, but it is {self.noise_scale}.")
+        if self.seed is not None:
+            check_seed("seed", self.seed)
+        for name in ("noise_variance", "noise_scale", "lr_decay"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be positive, but it is {getattr(self, name)}.")
+        for name in ("lr", "natural_lr"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be at least 0, but it is {getattr(self, name)}.")
         if self.frozen_noise_steps and self.likelihood != "gaussian":
             raise ValueError(
                 "frozen_noise_steps needs the noise variance of likelihood='gaussian', but the "

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.distributions import Normal
 from tqdm.auto import tqdm
 
-from pyro_dgp._checks import check_integer
+from pyro_dgp._checks import check_integer, check_seed
 from pyro_dgp.infer.gradients import GradientDraws
 from pyro_dgp.infer.loss import Loss
 from pyro_dgp.infer.moments import Moments
@@ -203,7 +203,8 @@ class SNRProfiler:
         self.num_draws = check_integer("num_draws", num_draws, 2 * _BLOCKS)
         self.sites = sites
         self.chunk_size = None if chunk_size is None else check_integer("chunk_size", chunk_size, 1)
-        self.seed, self.keep_draws, self.batch, self.progress = seed, keep_draws, batch, progress
+        self.seed = None if seed is None else check_seed("seed", seed)
+        self.keep_draws, self.batch, self.progress = keep_draws, batch, progress
 
     def run(self, *args: Any, **kwargs: Any) -> SNRProfile:
         """Draws gradients at the current parameters.

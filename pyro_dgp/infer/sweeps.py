@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_dgp._checks import check_integer
+from pyro_dgp._checks import check_integer, check_seed
 from pyro_dgp._files import write_json
 from pyro_dgp.infer.checkpoint import parameters_of
 from pyro_dgp.infer.loss import Loss
@@ -180,7 +180,7 @@ def snr_sweep(
     """
     K = [check_integer("K", number, 1) for number in K]
     num_particles = [check_integer("num_particles", number, 1) for number in num_particles]
-    num_draws, seed = check_integer("num_draws", num_draws, 2), check_integer("seed", seed, 0)
+    num_draws, seed = check_integer("num_draws", num_draws, 2), check_seed("seed", seed)
     batch_sizes = [
         None if size is None else check_integer("batch_sizes", size, 1) for size in batch_sizes
     ]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pyro_dgp._checks import check_seed
 from pyro_dgp._files import write_json
 from pyro_dgp.plots import pyplot
 from pyro_dgp.table.held_out import as_plain
@@ -37,6 +38,9 @@ __all__ = ["fit_command"]
 
 def fit_command(args: argparse.Namespace) -> int:
     """``pyro-dgp fit``."""
+    check_seed("--seed", args.seed)
+    if args.jobs == 0:
+        raise ValueError("--jobs must be a number of processes, or -1 for one per core: 0.")
     files = _Files.checked(args)
     data = prepared(args)
     print(f"{data.facts['rows']}, {data.facts['inputs']}.")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pyro_dgp._checks import check_seed
 from pyro_dgp._files import written_whole
 from pyro_dgp.table.columns import Columns
 from pyro_dgp.table.outputs import are_predictions, check_output
@@ -70,6 +71,7 @@ def predict_command(args: argparse.Namespace) -> int:
 def _check_asked(args: argparse.Namespace, columns: Columns) -> None:
     if not 0 <= args.draws <= _MOST_COLUMNS:
         raise ValueError(f"--draws must be from 0 to {_MOST_COLUMNS}: {args.draws}.")
+    check_seed("--seed", args.seed)
     if args.density is not None:
         low, high, number = args.density
         whole = np.isfinite(args.density).all() and number == int(number)

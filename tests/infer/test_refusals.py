@@ -752,6 +752,10 @@ def swept(numbers=(2,), **options):
     {
         "few draws": (lambda: profiler(10), ValueError, "num_draws must be at least 20"),
         "no chunks": (lambda: profiler(chunk_size=0), ValueError, "chunk_size must be at least 1"),
+        "a negative seed": (lambda: profiler(seed=-1), ValueError, "seed must be at least 0"),
+        "a seed of more than 32 bits": (
+            lambda: profiler(seed=2**32), ValueError, r"seed must be less than 2\^32"
+        ),
         "a site that is not there": (
             profiled(sites=["nothing"]), ValueError, "sites has 'nothing'.*there are: .*theta"
         ),

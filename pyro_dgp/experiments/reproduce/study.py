@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from pyro_dgp._checks import check_integer
+from pyro_dgp._checks import check_integer, check_jobs
 from pyro_dgp.experiments import datasets
 from pyro_dgp.experiments.runs import SCHEDULES, RunConfig, checkpoint_path, load_data, train
 from pyro_dgp.gp import LatentDGP
@@ -65,9 +65,10 @@ class Size:
     def __post_init__(self) -> None:
         for name, least in (
             ("steps", 0), ("train_K", 1), ("points", 1), ("draws", 20), ("seeds", 1),
-            ("splits", 1), ("test_samples", 1), ("evaluations", 1), ("jobs", -1),
+            ("splits", 1), ("test_samples", 1), ("evaluations", 1),
         ):  # fmt: skip
             check_integer(name, getattr(self, name), least)
+        check_jobs("jobs", self.jobs)
         for name in ("layers", "samples"):
             for number in getattr(self, name):
                 check_integer(name, number, 1)
