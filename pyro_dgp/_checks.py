@@ -1,11 +1,12 @@
 """Checks of arguments that several modules share."""
 
 import operator
+from collections.abc import Sequence
 from typing import SupportsIndex
 
 import torch
 
-__all__ = ["check_device", "check_integer", "check_jobs", "check_seed"]
+__all__ = ["check_device", "check_distinct", "check_integer", "check_jobs", "check_seed"]
 
 
 def check_device(device: str | torch.device) -> None:
@@ -18,6 +19,17 @@ def check_device(device: str | torch.device) -> None:
         raise ValueError(
             f"device '{device}' cannot be used: {str(error).splitlines()[0]}"
         ) from None
+
+
+def check_distinct(name: str, values: Sequence) -> None:
+    """
+    :param str name: Name of the argument, for the error message.
+    :param values: Values of the argument.
+    :raises ValueError: If a value is there twice.
+    """
+    again = [value for i, value in enumerate(values) if value in values[:i]]
+    if again:
+        raise ValueError(f"{name} has {again[0]} twice.")
 
 
 def check_integer(name: str, value: object, minimum: int) -> int:

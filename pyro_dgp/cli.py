@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from pyro_dgp import __version__
-from pyro_dgp._checks import check_integer
+from pyro_dgp._checks import check_distinct, check_integer
 from pyro_dgp._options import add_options, given_options
 from pyro_dgp.experiments import datasets, uci
 from pyro_dgp.experiments.reproduce import STUDIES, demo_config, some_data, trained
@@ -96,6 +96,7 @@ def _snr(args: argparse.Namespace) -> int:
     check_integer("--points", args.points, 1)
     for number in args.samples:
         check_integer("--samples", number, 1)
+    check_distinct("--samples", args.samples)
     figures = None if args.no_figure else _figures()
     progress = not args.quiet
     if args.record is None:
@@ -122,8 +123,8 @@ def _snr(args: argparse.Namespace) -> int:
     for p in sweep.select(group="encoder"):
         print(f"{p.estimator:<10} {p.K:>6} {p.snr:>8.4f} {p.snr_error:.4f} {p.debiased:>10.4f}")
     for name in encoders.ESTIMATORS:
-        print(sweep.advice(estimator=name, group="encoder"))
         try:
+            print(sweep.advice(estimator=name, group="encoder"))
             slope, error = sweep.slope(estimator=name, group="encoder")
             print(f"{name}: SNR ~ K^({slope:.2f} +- {error:.2f})")
         except ValueError as error:

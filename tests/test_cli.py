@@ -168,6 +168,14 @@ def test_snr(tmp_path, capsys):
         assert (tmp_path / f"{name}.png").stat().st_size > 10_000
 
 
+def test_snr_of_one_number_of_samples(tmp_path, capsys):
+    command = ["snr", "--steps", "1", *SNR[3:], "--samples", "2", "--layers", "1", "--no-figure"]
+    assert cli.main([*command, "--output", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "DReG: There are not two values of K" in out
+    assert str(tmp_path / "snr.json") in out
+
+
 def test_snr_of_a_trained_model(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("PYRO_DGP_DATA", str(DATA))
     command = ["train", "forest", "--K", "2", "--steps", "3", "--test-samples", "10", "--quiet"]
@@ -350,6 +358,8 @@ def test_reproduce_takes_one_where_one_is_shown(tmp_path, capsys):
         (["--format", "csv"], "--format belongs to --published"),
         (["--datasets", "woods"], "Unknown data set 'woods'"),
         (["--steps", "-1"], "steps must be at least 0"),
+        (["--samples", "4", "1", "4"], "samples has 4 twice"),
+        (["--datasets", "demo", "demo"], "datasets has demo twice"),
         (["--jobs", "0"], "jobs must be at least 1, or -1 for one per core, but it is 0"),
         (["--layers", "0"], "layers must be at least 1"),
         (["--draws", "2"], "draws must be at least 20"),

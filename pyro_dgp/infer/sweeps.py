@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_dgp._checks import check_integer, check_seed
+from pyro_dgp._checks import check_distinct, check_integer, check_seed
 from pyro_dgp._files import write_json
 from pyro_dgp.infer.checkpoint import parameters_of
 from pyro_dgp.infer.loss import Loss
@@ -176,14 +176,18 @@ def snr_sweep(
         already has are reused, so an interrupted sweep continues; they must be of the same model,
         data, estimators and groups.
     :param bool progress: Whether to show a progress bar.
-    :raises ValueError: If an option is out of range or a name not that of a parameter.
+    :raises ValueError: If an option is out of range or has a value twice, or a name is not that of
+        a parameter.
     """
     K = [check_integer("K", number, 1) for number in K]
+    check_distinct("K", K)
     num_particles = [check_integer("num_particles", number, 1) for number in num_particles]
     num_draws, seed = check_integer("num_draws", num_draws, 2), check_seed("seed", seed)
     batch_sizes = [
         None if size is None else check_integer("batch_sizes", size, 1) for size in batch_sizes
     ]
+    check_distinct("num_particles", num_particles)
+    check_distinct("batch_sizes", batch_sizes)
     kept = SNRSweep.load(path) if path is not None and Path(path).exists() else SNRSweep([])
     points = []
     if groups is None:

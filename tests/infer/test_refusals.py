@@ -773,6 +773,10 @@ def swept(numbers=(2,), **options):
             ValueError, "no parameters in the param store",
         ),
         "a sweep of K = 0": (swept([0]), ValueError, "K must be at least 1"),
+        "a sweep of one K twice": (swept([2, 3, 2]), ValueError, "K has 2 twice"),
+        "a sweep of one size of batches twice": (
+            swept(batch_sizes=[None, None]), ValueError, "batch_sizes has None twice"
+        ),
         "a sweep of more rows than there are": (
             swept(batch_sizes=[5]), ValueError, "batch_sizes has 5, but the data have 4 rows"
         ),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from pyro_dgp._checks import check_integer, check_jobs
+from pyro_dgp._checks import check_distinct, check_integer, check_jobs
 from pyro_dgp.experiments import datasets
 from pyro_dgp.experiments.runs import SCHEDULES, RunConfig, checkpoint_path, load_data, train
 from pyro_dgp.gp import LatentDGP
@@ -72,6 +72,8 @@ class Size:
         for name in ("layers", "samples"):
             for number in getattr(self, name):
                 check_integer(name, number, 1)
+        for name in ("datasets", "layers", "samples"):
+            check_distinct(name, getattr(self, name))
         for name in self.datasets:
             if name not in datasets.names():
                 raise ValueError(
