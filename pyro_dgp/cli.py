@@ -164,6 +164,9 @@ def _reproduce(args: argparse.Namespace) -> int:
     folder = Path(args.output)
     _check_folder(folder)
     size = study.size.with_options(**given)
+    unused = study.unused(given)
+    if unused:
+        print(f"pyro-dgp: {args.what} does not use {', '.join(unused)}.", file=sys.stderr)
     draw = None if args.no_figure else study.draw
     if draw is not None and _figures() is None:
         draw = None

@@ -9,6 +9,7 @@ import pytest
 from pyro_dgp import cli
 from pyro_dgp._options import add_options, given_options
 from pyro_dgp.experiments import runs
+from pyro_dgp.experiments.reproduce import STUDIES
 from pyro_dgp.infer import SNRSweep
 
 pytestmark = pytest.mark.whole
@@ -63,9 +64,9 @@ def test_demo_without_matplotlib(monkeypatch, tmp_path, capsys):
         (["train", "demo", "--seed", "4294967296"], "seed must be less than 2^32"),
         (["demo", "--seed", "-1"], "seed must be at least 0, but it is -1"),
         (["train", "demo", "--lr-decay-steps", "0"], "lr_decay_steps must be at least 1"),
-        (["train", "demo", "--lr-decay", "nan"], "lr_decay must be positive, but it is nan"),
-        (["train", "demo", "--lr", "-1"], "lr must be at least 0, but it is -1.0"),
-        (["train", "demo", "--natural-lr", "-1"], "natural_lr must be at least 0"),
+        (["train", "demo", "--lr-decay", "nan"], "lr_decay must be positive and finite"),
+        (["train", "demo", "--lr", "-1"], "lr must be finite and at least 0, but it is -1"),
+        (["train", "demo", "--natural-lr", "-1"], "natural_lr must be finite and"),
         (["train", "demo", "--noise-variance", "0"], "noise_variance must be positive"),
         (["train", "demo", "--inducing", "0"], "num_inducing must be at least 1"),
         (["train", "demo", "--batch-size", "0", "--steps", "1"], "batch_size must be"),
@@ -335,10 +336,24 @@ def test_reproduce_where_no_split_has_all_runs(monkeypatch, tmp_path, capsys, wh
     assert not list(tmp_path.glob("*.png"))
 
 
+@pytest.mark.parametrize(
+    ("what", "unused"),
+    [
+        ("figure3", ["seeds", "splits", "jobs"]),
+        ("figure5", ["draws", "samples", "seeds", "splits", "evaluations", "jobs"]),
+        ("likelihoods", ["points", "draws", "samples", "seeds"]),
+    ],
+)
+def test_options_that_a_study_uses(what, unused):
+    assert STUDIES[what].unused(["dtype", *unused, "schedule"]) == unused
+
+
 def test_figure7(tmp_path, capsys):
     command = ["reproduce", "figure7", "--steps", "2", "--quiet", "--output", str(tmp_path)]
-    assert cli.main(command) == 0
-    assert "1998 training" in capsys.readouterr().out
+    assert cli.main([*command, "--splits", "3"]) == 0
+    captured = capsys.readouterr()
+    assert "figure7 does not use splits" in captured.err
+    assert "1998 training" in captured.out
     assert (tmp_path / "figure7.png").stat().st_size > 10_000
 
 

@@ -210,10 +210,14 @@ class RunConfig:
             check_seed("seed", self.seed)
         for name in ("noise_variance", "noise_scale", "lr_decay"):
             if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be positive, but it is {getattr(self, name)}.")
+                raise ValueError(
+                    f"{name} must be positive and finite, but it is {getattr(self, name)}."
+                )
         for name in ("lr", "natural_lr"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be at least 0, but it is {getattr(self, name)}.")
+                raise ValueError(
+                    f"{name} must be finite and at least 0, but it is {getattr(self, name)}."
+                )
         if self.frozen_noise_steps and self.likelihood != "gaussian":
             raise ValueError(
                 "frozen_noise_steps needs the noise variance of likelihood='gaussian', but the "

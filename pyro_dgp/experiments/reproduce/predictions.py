@@ -276,19 +276,22 @@ def _demo_table(results: tuple[LatentDGP, datasets.Split]) -> list[str]:
 
 
 _REAL = Size(("forest", "solar", "pol", "power", "winewhite", "winered"), steps=3000, train_K=50)
+# Options of the size that studies of many runs use.
+_OF_RUNS = ("splits", "test_samples", "evaluations", "jobs")
 
 #: By name.
 PREDICTION_STUDIES = {
     "figure4": Study(
-        _REAL, _records(VARIATIONAL), _learned_lines, _compared(figures.violin_figure)
+        _REAL, _records(VARIATIONAL), _learned_lines, _compared(figures.violin_figure),
+        options=_OF_RUNS,
     ),
     "figure5": Study(
         replace(_REAL, datasets=("forest", "winewhite"), points=3), _marginals, _marginals_table,
-        figures.marginals_figure,
+        figures.marginals_figure, options=("points", "test_samples"),
     ),
     "figure6": Study(
         replace(_REAL, datasets=("forest",)), _records(ESTIMATORS), _table1_lines,
-        _compared(figures.ordered_figure),
+        _compared(figures.ordered_figure), options=_OF_RUNS,
     ),
     "figure7": Study(
         Size(), _demo, _demo_table, lambda results: figures.demo_figure(*results)
@@ -298,7 +301,9 @@ PREDICTION_STUDIES = {
             _REAL, steps=2000, train_K=10, lr=0.02, schedule="cosine", splits=3, test_samples=1000,
             evaluations=1, dtype="float32",
         ),
-        _records(LIKELIHOODS), _likelihood_lines,
+        _records(LIKELIHOODS), _likelihood_lines, options=_OF_RUNS,
     ),
-    "table1": Study(_REAL, _records(ESTIMATORS), _table1_lines, None, _table1_files),
+    "table1": Study(
+        _REAL, _records(ESTIMATORS), _table1_lines, None, _table1_files, options=_OF_RUNS
+    ),
 }  # fmt: skip

@@ -162,19 +162,25 @@ def _along_training_table(found: dict[str, dict[int, list[SNRPoint]]]) -> list[s
 #: By name.
 SNR_STUDIES = {
     "figure1": Study(
-        Size(samples=(1, 5, *range(10, 101, 10))), _entries, _entries_table, _entries_figure
+        Size(samples=(1, 5, *range(10, 101, 10))), _entries, _entries_table, _entries_figure,
+        options=("draws", "samples"),
     ),
-    "figure2": Study(Size(draws=10_000), _gradients, _gradients_table, figures.histogram_figure),
+    "figure2": Study(
+        Size(draws=10_000), _gradients, _gradients_table, figures.histogram_figure,
+        options=("draws", "samples"),
+    ),
     "figure3": Study(
         Size(("demo", "forest", "solar"), (1, 2, 3, 4), samples=(1, 10, 100, 1000)),
-        _depths, _depths_table, figures.depth_figure,
+        _depths, _depths_table, figures.depth_figure, options=("points", "draws", "samples"),
     ),
     "figure8": Study(
         Size(draws=10_000), _gradients, _gradients_table,
         lambda draws: figures.histogram_figure(draws, common_axis=False),
+        options=("draws", "samples"),
     ),
     "figure9": Study(
         Size(("forest", "solar"), train_K=50, steps=3000, draws=200, samples=(50,), seeds=2),
         _along_training, _along_training_table, figures.training_figure,
+        options=("draws", "samples", "seeds"),
     ),
 }  # fmt: skip

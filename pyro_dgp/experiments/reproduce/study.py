@@ -4,7 +4,7 @@ A study computes results, which are saved to files as they are computed, and mak
 figure of them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -125,6 +125,10 @@ def demo_config(num_steps: int, num_layers: int = 2, K: int = 10, lr: float = 0.
     )  # fmt: skip
 
 
+# Options of the size that every study uses.
+_OF_MODELS = ("datasets", "layers", "steps", "lr", "schedule", "train_K", "dtype")
+
+
 @dataclass(frozen=True)
 class Study:
     """A study, such as one of the figures of the paper.
@@ -135,6 +139,7 @@ class Study:
     :param draw: A function; ``draw(results)`` returns a Matplotlib figure, or None where
         there is nothing to draw. None if there is no such figure.
     :param files: A function; ``files(results)`` returns further texts by the suffix of their files.
+    :param tuple options: Names of the options of the size that it uses besides those of its models.
     """
 
     size: Size = field(repr=False)
@@ -142,6 +147,11 @@ class Study:
     table: Callable[[Any], list[str]]
     draw: Callable[[Any], "Figure | None"] | None = None
     files: Callable[[Any], dict[str, str]] = lambda results: {}
+    options: tuple[str, ...] = ()
+
+    def unused(self, names: Iterable[str]) -> list[str]:
+        """Those of some options of the size that have no effect on the study."""
+        return [name for name in names if name not in (*_OF_MODELS, *self.options)]
 
 
 def trained(config: RunConfig, folder: Path, progress: bool, until: int | None = None) -> LatentDGP:
