@@ -1,6 +1,7 @@
 """The latent-variable deep Gaussian process as a Pyro model and guide."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pyro
 import torch
@@ -12,6 +13,7 @@ from pyro_dgp.gp import configuration, prediction
 from pyro_dgp.gp.checks import LastBatch, check_data, check_layers, input_width, output_width
 from pyro_dgp.gp.fixed import has_priors
 from pyro_dgp.gp.layers import Layer
+from pyro_dgp.gp.layers.latent import has_all_parameters
 from pyro_dgp.gp.likelihoods import Likelihood, check_likelihood
 from pyro_dgp.gp.naming import UniquelyNamed
 
@@ -150,6 +152,13 @@ class LatentDGP(UniquelyNamed):
             for layer in self.layers[:-1]:
                 h = layer.model_local(h)
         return self.layers[-1].marginal(h)
+
+    def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:
+        # Of a latent layer without an encoder, a state without a prior has nothing; so it is the
+        # model that can tell it from a state of other layers. The layers are loaded afterwards.
+        if has_all_parameters(state_dict, self, prefix):
+            self.reset_latent_prior()
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _refuse_batched(self, inducing_values: list[Tensor | None]) -> None:
         batched = any(u is not None and u.shape[:-2].numel() > 1 for u in inducing_values)

@@ -251,6 +251,26 @@ def test_a_state_without_it_is_loaded_into_a_model_that_has_it():
         assert dgp.layers[0].prior_shares is None
 
 
+@pytest.mark.parametrize("widths", [None, (5,)])
+def test_a_partial_state_without_it_leaves_it_alone(widths):
+    X, y = data()
+    dgp = randomize(small(X, y, encoder_widths=widths))
+    plain = {name: value.clone() for name, value in dgp.state_dict().items()}
+    dgp.fit_latent_prior(X, y)
+    fitted = dgp.layers[0].prior_shares.clone()
+    larger = torch.nn.ModuleDict({"part": dgp})
+    for layer in ("layers.0.", "layers.1.", "none."):
+        partial = {name: value for name, value in plain.items() if name.startswith(layer)}
+        dgp.load_state_dict(partial, strict=False)
+        larger.load_state_dict({f"part.{n}": v for n, v in partial.items()}, strict=False)
+        assert torch.equal(dgp.layers[0].prior_shares, fitted)
+    larger.load_state_dict({f"part.{n}": v for n, v in plain.items()}, strict=False)
+    assert dgp.layers[0].prior_shares is None
+    dgp.fit_latent_prior(X, y)
+    dgp.layers[0].load_state_dict({n[9:]: v for n, v in plain.items() if n[:9] == "layers.0."})
+    assert dgp.layers[0].prior_shares is None
+
+
 def test_with_many_latent_dimensions_it_stays():
     X, y = data()
     dgp = small(X, y, latent_dim=12)

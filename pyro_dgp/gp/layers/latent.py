@@ -89,6 +89,17 @@ class LatentLayer(Layer):
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:
         shares = state_dict.get(f"{prefix}prior_shares")
         if shares is not None:
-            shares = next(self.parameters(), shares).new_empty(shares.shape)
-        self.prior_shares = shares
+            self.prior_shares = next(self.parameters(), shares).new_empty(shares.shape)
+        elif not prefix and has_all_parameters(state_dict, self):
+            self.prior_shares = None
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def has_all_parameters(state_dict: dict, module: nn.Module, prefix: str = "") -> bool:
+    """Whether a state is no partial one, so that what it lacks is at its default.
+
+    :param dict state_dict: The state, possibly of a larger module.
+    :param torch.nn.Module module: The module to which it is to be given.
+    :param str prefix: Prefix of the module's keys, with a dot at its end.
+    """
+    return all(f"{prefix}{name}" in state_dict for name, _ in module.named_parameters())
