@@ -78,8 +78,8 @@ class GradientDraws:
         }
         if not self.parameters:
             raise ValueError(
-                "Model and guide have no parameters in the param store (with "
-                "module_local_params=True, for instance), so there are no gradients to draw."
+                "Model and guide have no parameters in the param store, so there are no gradients "
+                "to draw."
             )
 
     @property

@@ -71,7 +71,12 @@ def subsample_sites(trace: Trace) -> dict[str, Message]:
 def unconstrained_parameters(trace: Trace) -> dict[str, Tensor]:
     """The parameters of a trace with ``param_only=True`` by their names in the param store."""
     values = {name: site.get("value") for name, site in trace.nodes.items()}
-    return {name: p.unconstrained() for name, p in values.items() if p is not None}
+    # With ``module_local_params``, those of modules without a constraint are their own value only.
+    return {
+        name: getattr(p, "unconstrained", lambda p=p: p)()
+        for name, p in values.items()
+        if p is not None
+    }
 
 
 def is_random(site: Message) -> TypeGuard[Site]:

@@ -1,4 +1,4 @@
-"""Training: ``fit``, a thin loop over SVI, and optimisers."""
+"""Training: ``fit``, a loop over the steps of SVI, and optimisers."""
 
 import hashlib
 import signal
@@ -10,8 +10,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol, runtime_checkable
 
+import pyro
 import torch
-from pyro.infer import SVI
+from pyro.infer.util import zero_grads
 from pyro.optim import PyroOptim
 from pyro.optim.lr_scheduler import PyroLRScheduler
 from torch import Tensor
@@ -136,7 +137,7 @@ def fit(
         ``ValueError``.)
     :raises ValueError: If the tensors differ in their number of rows, an option is out of range, or
         the checkpoint is damaged, has more than ``num_steps`` steps, or is of another model or
-        other settings.
+        other settings, or cannot be made, as Pyro's setting ``module_local_params`` is on.
     """
     if num_steps < 0:
         raise ValueError(f"num_steps must not be negative, but it is {num_steps}.")
@@ -145,10 +146,14 @@ def fit(
         names = f"{', '.join(data)}: "
         model, guide = (_by_name(function, list(data)) for function in (model, guide))
         data = list(data.values())
+    if checkpoint is not None and pyro.settings.get("module_local_params"):
+        raise ValueError(
+            "checkpoint needs the names of parameters in Pyro's param store, which modules with "
+            "module_local_params=True are not in. Leave out one of the two."
+        )
     history = TrainingHistory()
     optim = paper_optimizer() if optim is None else optim
     guarded = Guard(loss)
-    svi = SVI(model, guide, optim, loss=loss.loss, loss_and_grads=guarded)
     batches = minibatches(data, batch_size, seed, weights)
     resumable = callback if isinstance(callback, _Resumable) else None
     seen = data if weights is None else [*data, weights]
@@ -193,7 +198,10 @@ def fit(
         with bar, _Interrupt() as interrupt:
             for step in range(first, num_steps):
                 guarded.step = step
-                value: float = svi.step(*next(batches))  # pyright: ignore[reportAssignmentType]
+                # As in SVI, which asks modules with parameters of their own for the param store's.
+                value = guarded(model, guide, *next(batches))
+                optim(guarded.optimised)
+                zero_grads(guarded.optimised)
                 _advance(optim, value)
                 history.losses.append(value)
                 if callback is not None:

@@ -315,3 +315,17 @@ def test_jackknife_against_profiles_of_the_draws_that_are_left(debiased):
         means.append(mean.clamp(min=0).sqrt() if debiased else mean)
     expected = (9 * torch.stack(means).var(unbiased=False)).sqrt()
     assert found.mean_snr_error(debiased=debiased) == pytest.approx(expected.item())
+
+
+def test_parameters_that_are_the_modules_own_alone():
+    X, y = torch.randn(8, 2), torch.randn(8)
+    profiles = []
+    for own in (False, True):
+        with pyro.settings.context(module_local_params=own):
+            pyro.set_rng_seed(0)
+            dgp = LatentDGP.from_data(X, y, num_inducing=4, name="own" if own else "stored")
+            profiler = SNRProfiler(dgp.model, dgp.guide, DRegIWELBO(K=3), 20, seed=0)
+            profiles.append(profiler.run(X, y).snr)
+    assert not any(name.startswith("own") for name in pyro.get_param_store())
+    for name, snr in profiles[0].items():
+        torch.testing.assert_close(profiles[1][name.replace("stored", "own")], snr)
