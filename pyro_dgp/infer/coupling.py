@@ -2,6 +2,7 @@
 
 import math
 from functools import reduce
+from itertools import count
 from operator import add
 
 import torch
@@ -21,65 +22,66 @@ def refuse_coupling(
 ) -> None:
     """Refuses densities of one datum that depend on draws of another one, which has K of its own.
 
-    All data are numbered, and any two numbers differ in at least one bit. So every dependence is
-    found by exchanging, for each bit, the draws of all data in which it is set (then of all in
-    which it is not), and looking whether densities of the other data change. Where runs cannot be
-    repeated, derivatives are used instead.
+    Each datum has a word of bits, and for any two there is a bit that the first word has and the
+    second has not (:func:`distinct_words`). So every dependence is found by exchanging, for each
+    bit, the draws of all data that have it, and looking whether densities of the others change.
+    Where runs cannot be repeated, derivatives are used instead.
 
     :raises NotImplementedError: If there is such a dependence; names the plates and a site.
     """
-    numbers = _Numbers(roles)
+    words = _Words(roles, model_trace, guide_trace)
     sites = {n: s for n, s in roles.local(guide_trace).items() if n in draws}
-    own = {name: (site["value"].detach(), numbers.of_draw(site)) for name, site in sites.items()}
-    numbers.count(model_trace, guide_trace)
-    if not sites or not numbers.total_bits:
+    if not sites or not words.num_bits:
         return
-    base = _local_densities(rerun.with_draws({}), roles)
-    again = _local_densities(rerun.with_draws({}), roles)
-    if any(not equal(x, again[key]) for key, x in base.items()):
-        return _refuse_derivatives(model_trace, guide_trace, roles, draws, numbers)
+    own = {name: (site["value"].detach(), words.of_draw(site)) for name, site in sites.items()}
+    base = _local_densities((model_trace, guide_trace), roles)
+    for _ in range(2):  # the first run has drawn what others replay, and dropout depends on that
+        before, base = base, _local_densities(rerun.with_draws({}), roles)
+        if all(equal(x, base[key]) for key, x in before.items()):
+            break
+    else:
+        return _refuse_derivatives(model_trace, guide_trace, roles, draws, words)
     local = roles.local(model_trace), roles.local(guide_trace)
-    number_of = {(i, name): numbers.of(local[i][name]) for i, name in base}
+    word_of = {(i, name): words.of(local[i][name]) for i, name in base}
     # First with distant draws, which also show dependences behind a threshold; then with draws of
     # the guide, in case the model rejects distant ones.
     for seed in (1, 0):
         try:
             others = rerun.others(guide_trace, seed)
-            return _refuse_changes(base, number_of, own, others, roles, numbers.total_bits, rerun)
+            return _refuse_changes(base, word_of, own, others, roles, words.num_bits, rerun)
         except (RuntimeError, ValueError) as error:
             if isinstance(error, NotImplementedError):
                 raise
 
 
 def _refuse_changes(
-    base: dict, number_of: dict, own: dict, others: dict, roles: Roles, num_bits: int, rerun: Rerun
+    base: dict, word_of: dict, own: dict, others: dict, roles: Roles, num_bits: int, rerun: Rerun
 ) -> None:
     """By values: the densities of data whose draws are kept must not change.
 
     :param dict base: Densities with the original draws, by trace and site.
-    :param dict number_of: Numbers of the data of these densities.
-    :param dict own: The original draws, with the numbers of their data.
+    :param dict word_of: Words of the data of these densities.
+    :param dict own: The original draws, with the words of their data.
     :param dict others: Other draws of the same sites.
     """
     for bit in range(num_bits):
-        for side in (0, 1):
-            values = {
-                name: torch.where(_has(number, bit, side, value), others[name], value)
-                for name, (value, number) in own.items()
-                if name in others
-            }
-            found = _local_densities(rerun.with_draws(values), roles)
-            for key, x in base.items():
-                if key not in found:
-                    continue
-                changed = differs(x, found[key]) & _has(number_of[key], bit, 1 - side, x)
-                if bool(changed.any()):
-                    raise _coupled(roles, key[1])
+        values = {
+            name: torch.where(_has(word, bit, value), others[name], value)
+            for name, (value, word) in own.items()
+            if name in others
+        }
+        found = _local_densities(rerun.with_draws(values), roles)
+        for key, x in base.items():
+            if key not in found:
+                continue
+            changed = differs(x, found[key]) & ~_has(word_of[key], bit, x)
+            if bool(changed.any()):
+                raise _coupled(roles, key[1])
 
 
-def _has(number: Tensor, bit: int, side: int, like: Tensor) -> Tensor:
-    """Whether a bit of the number has the value ``side``."""
-    return (number >> bit & 1 == side).to(like.device)
+def _has(word: Tensor, bit: int, like: Tensor) -> Tensor:
+    """Whether a word has a bit."""
+    return (word >> bit & 1).bool().to(like.device)
 
 
 def _coupled(roles: Roles, name: str) -> NotImplementedError:
@@ -90,39 +92,49 @@ def _coupled(roles: Roles, name: str) -> NotImplementedError:
     )
 
 
-class _Numbers:
-    """Numbers for all data, including those of sequential plates."""
+class _Words:
+    """A word for each datum, including those of sequential plates."""
 
-    def __init__(self, roles: Roles) -> None:
+    def __init__(self, roles: Roles, *traces: Trace) -> None:
         self.roles = roles
-        self.by_group: dict[tuple, Tensor] = {}
-        self.total = 0
+        shapes = {
+            roles.group(site): self._shape(site)
+            for trace in traces
+            for site in roles.local(trace).values()
+        }
+        sizes = [math.prod(shape) for shape in shapes.values()]
+        words, self.num_bits = distinct_words(sum(sizes))
+        parts = zip(shapes.items(), words.split(sizes), strict=True)
+        self._by_group = {group: part.reshape(shape) for (group, shape), part in parts}
+
+    def _shape(self, site: Site) -> list[int]:
+        sizes = self.roles.weight_dims(site)
+        return [sizes.get(-d, 1) for d in range(self.roles.nesting, 0, -1)]
 
     def of(self, site: Site) -> Tensor:
-        """Numbers in the shape of the plates of a local site."""
-        group, sizes = self.roles.group(site), self.roles.weight_dims(site)
-        if group not in self.by_group:
-            shape = [sizes.get(-d, 1) for d in range(self.roles.nesting, 0, -1)]
-            size = math.prod(shape)
-            self.by_group[group] = torch.arange(self.total, self.total + size).reshape(shape)
-            self.total += size
-        return self.by_group[group]
+        """Words in the shape of the plates of a local site."""
+        return self._by_group[self.roles.group(site)]
 
     def of_draw(self, site: Site) -> Tensor:
-        """Numbers in a shape that broadcasts with the draw."""
-        number, event_dim = self.of(site), site["fn"].event_dim
+        """Words in a shape that broadcasts with the draw."""
+        word, event_dim = self.of(site), site["fn"].event_dim
         batch_dim = site["value"].dim() - event_dim
-        number = number.reshape(number.shape[max(0, number.dim() - batch_dim) :])
-        return number.reshape(number.shape + (1,) * event_dim)
+        word = word.reshape(word.shape[max(0, word.dim() - batch_dim) :])
+        return word.reshape(word.shape + (1,) * event_dim)
 
-    def count(self, *traces: Trace) -> None:
-        for trace in traces:
-            for site in self.roles.local(trace).values():
-                self.of(site)
 
-    @property
-    def total_bits(self) -> int:
-        return max(0, self.total - 1).bit_length()
+def distinct_words(number: int) -> tuple[Tensor, int]:
+    """Words of which none has all bits of another, and how many bits these take, the fewest.
+
+    They are those with half of the bits set (Sperner's theorem).
+
+    :param int number: Number N of words.
+    :returns: The words as integers, [N], and the number of bits.
+    """
+    num_bits = next(t for t in count() if math.comb(t, t // 2) >= number)
+    word = torch.arange(2**num_bits)
+    weight = reduce(add, (word >> bit & 1 for bit in range(num_bits)), torch.zeros_like(word))
+    return word[weight == num_bits // 2][:number], num_bits
 
 
 def _local_densities(traces: tuple[Trace, Trace], roles: Roles) -> dict[tuple[int, str], Tensor]:
@@ -142,32 +154,29 @@ def _refuse_derivatives(
     guide_trace: Trace,
     roles: Roles,
     draws: dict[str, Tensor],
-    numbers: _Numbers,
+    words: "_Words",
 ) -> None:
     """By derivatives: those of a density by draws of other data must be 0."""
     local = roles.local(model_trace), roles.local(guide_trace)
     terms = [
-        (term, numbers.of(local[i][name]))
+        (term, words.of(local[i][name]))
         for (i, name), term in _local_densities((model_trace, guide_trace), roles).items()
         if term.requires_grad
     ]
     names = [name for name, value in draws.items() if value.requires_grad and name in local[1]]
     if not terms or not names:
         return
-    for bit in range(numbers.total_bits):
-        for side in (0, 1):
-            chosen = reduce(
-                add, (term.where(_has(n, bit, side, term), 0.0).sum() for term, n in terms)
+    for bit in range(words.num_bits):
+        chosen = reduce(add, (term.where(~_has(w, bit, term), 0.0).sum() for term, w in terms))
+        try:
+            gradients = torch.autograd.grad(
+                chosen, [draws[n] for n in names], retain_graph=True, allow_unused=True
             )
-            try:
-                gradients = torch.autograd.grad(
-                    chosen, [draws[n] for n in names], retain_graph=True, allow_unused=True
-                )
-            except RuntimeError:  # a graph that cannot be gone through twice
-                return
-            for name, gradient in zip(names, gradients, strict=True):
-                if gradient is None:
-                    continue
-                other = _has(numbers.of_draw(local[1][name]), bit, 1 - side, gradient)
-                if bool((other & (gradient != 0) & gradient.isfinite()).any()):
-                    raise _coupled(roles, name)
+        except RuntimeError:  # a graph that cannot be gone through twice
+            return
+        for name, gradient in zip(names, gradients, strict=True):
+            if gradient is None:
+                continue
+            other = _has(words.of_draw(local[1][name]), bit, gradient)
+            if bool((other & (gradient != 0) & gradient.isfinite()).any()):
+                raise _coupled(roles, name)

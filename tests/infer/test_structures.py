@@ -1,5 +1,6 @@
 """Kinds of models that other people's code has: the right bound, or a refusal with a remedy."""
 
+import itertools
 import random
 
 import numpy as np
@@ -16,6 +17,7 @@ from pyro.infer.reparam import LocScaleReparam, TransformReparam
 
 from pyro_dgp import DRegIWELBO, LatentDGP, PartiallyCollapsedIWELBO, fit
 from pyro_dgp.infer import annealed_adam
+from pyro_dgp.infer.coupling import distinct_words
 from tests.infer.estimates import mean_of
 from tests.quadrature import smooth_expectation
 
@@ -433,6 +435,32 @@ def coupled(weight=None, grad=True):
             pyro.sample("s", dist.Normal(0.0, 1.0))
 
     return model, guide
+
+
+@pytest.mark.parametrize(("number", "bits"), [(1, 0), (2, 2), (7, 5), (64, 8), (200, 10)])
+def test_any_two_data_are_told_apart_in_few_runs(number, bits):
+    words, num_bits = distinct_words(number)
+    has = (words.unsqueeze(1) >> torch.arange(num_bits) & 1).bool()  # run: whose draws it exchanges
+    assert (has.shape, num_bits) == ((number, bits), bits)
+    exchanged_and_kept = (has.unsqueeze(1) & ~has).any(-1)  # [i, j]: some run exchanges i, keeps j
+    assert torch.equal(exchanged_and_kept, ~torch.eye(number, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("repeatable", [True, False])
+def test_every_dependence_of_one_datum_on_another_is_found(repeatable):
+    """Also where densities are random, so that derivatives are needed."""
+    for i, j in itertools.permutations(range(4), 2):
+
+        def model(i=i, j=j):
+            with pyro.plate("data", 4):
+                s = pyro.sample("s", dist.Normal(0.0, 1.0))
+                read = torch.zeros(4).index_fill(0, torch.tensor(j), 1.0) * s[..., i : i + 1]
+                noise = 0.0 if repeatable else next(unlike)
+                pyro.sample("y", dist.Normal(s + read + noise, 1.0), obs=Y)
+
+        unlike = itertools.count(0.1, 0.1)
+        with pytest.raises(NotImplementedError, match="depend on each other's draws"):
+            PartiallyCollapsedIWELBO(K=2).loss(model, coupled()[1])
 
 
 def test_data_that_read_each_others_draws_without_a_gradient():
