@@ -40,14 +40,14 @@ class Guard:
         self.step = 0
         #: All parameters by name, and those of the last evaluation.
         self.parameters: dict[str, Tensor] = {}
-        self.optimised: set[Tensor] = set()
+        self.optimised: list[Tensor] = []
 
     def __call__(self, model: Callable, guide: Callable, *args: Any, **kwargs: Any) -> float:
         with poutine.trace(param_only=True) as params:
             value = self.loss.loss_and_grads(model, guide, *args, **kwargs)
         seen = unconstrained_parameters(params.trace)
         self.parameters.update(seen)
-        self.optimised = set(seen.values())
+        self.optimised = list(dict.fromkeys(seen.values()))
         gradients = {n: p.grad for n, p in self.parameters.items() if p.grad is not None}
         if not math.isfinite(value):
             self.clear_gradients()

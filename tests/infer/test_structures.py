@@ -449,16 +449,15 @@ def test_any_two_data_are_told_apart_in_few_runs(number, bits):
 @pytest.mark.parametrize("repeatable", [True, False])
 def test_every_dependence_of_one_datum_on_another_is_found(repeatable):
     """Also where densities are random, so that derivatives are needed."""
+    unlike = itertools.repeat(0.0) if repeatable else itertools.count(0.1, 0.1)
     for i, j in itertools.permutations(range(4), 2):
 
         def model(i=i, j=j):
             with pyro.plate("data", 4):
                 s = pyro.sample("s", dist.Normal(0.0, 1.0))
                 read = torch.zeros(4).index_fill(0, torch.tensor(j), 1.0) * s[..., i : i + 1]
-                noise = 0.0 if repeatable else next(unlike)
-                pyro.sample("y", dist.Normal(s + read + noise, 1.0), obs=Y)
+                pyro.sample("y", dist.Normal(s + read + next(unlike), 1.0), obs=Y)
 
-        unlike = itertools.count(0.1, 0.1)
         with pytest.raises(NotImplementedError, match="depend on each other's draws"):
             PartiallyCollapsedIWELBO(K=2).loss(model, coupled()[1])
 

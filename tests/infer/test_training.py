@@ -78,7 +78,7 @@ def test_parameters_that_are_the_modules_own_alone(tmp_path):
         torch.testing.assert_close(own, stored)
     with (
         pyro.settings.context(module_local_params=True),
-        pytest.raises(ValueError, match="checkpoint.*module_local_params"),
+        pytest.raises(ValueError, match=r"checkpoint.*module_local_params"),
     ):
         run(checkpoint=tmp_path / "checkpoint")
 
