@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pyro_dgp.infer.bounds import Bound, Coefficients
 from pyro_dgp.infer.graph import leaves
+from pyro_dgp.infer.paths import refuse_tracing
 from pyro_dgp.infer.random_state import random_state, set_random_state
 from pyro_dgp.infer.running import Runs
 from pyro_dgp.infer.samples import Samples
@@ -21,6 +22,7 @@ def estimate(bound: Bound, run: Runs, chunks: list[slice], twice: bool) -> tuple
 
     :param bool twice: Whether to hold the graph of one chunk at a time: chunks are first drawn for
         their weights, without a graph, and then again for their gradient.
+    :raises NotImplementedError: If ``torch.jit.trace`` is on and would record a wrong gradient.
     """
     first, *others = chunks
     samples = [run(first)]
@@ -32,6 +34,7 @@ def estimate(bound: Bound, run: Runs, chunks: list[slice], twice: bool) -> tuple
             value = value + (surrogate - surrogate.detach())
         return value, log_weights
 
+    refuse_tracing()
     weights, states, kept = [samples[0].weights], [], run.others.copy()
     with torch.no_grad():
         for rows in others:

@@ -22,7 +22,7 @@ from pyro_dgp.infer.graph import nodes
 from pyro_dgp.infer.roles import Roles
 from pyro_dgp.infer.sites import is_drawn, is_random
 
-__all__ = ["Gates", "reaches", "weighted_copy"]
+__all__ = ["Gates", "reaches", "refuse_tracing", "weighted_copy"]
 
 
 class Gates(Messenger):
@@ -71,6 +71,18 @@ def weighted_copy(z: Tensor, weigh: Callable[[Tensor], Tensor]) -> Tensor:
     copy = z.view_as(z)
     copy.register_hook(weigh)
     return copy
+
+
+def refuse_tracing() -> None:
+    """Refuses ``torch.jit.trace``, which records neither hooks nor derivatives taken on the way.
+
+    :raises NotImplementedError: If a function is being traced.
+    """
+    if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
+        raise NotImplementedError(
+            "torch.jit.trace would give this loss another gradient, as it does not record hooks. "
+            "Trace a PartiallyCollapsedIWELBO without piwae and chunk_size, or do not trace."
+        )
 
 
 def reaches(tensors: Iterable[Tensor], gates: Gates) -> tuple[bool, bool]:

@@ -134,7 +134,9 @@ class Runs:
         try:
             yield
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            known = isinstance(error, _NOT_OF_BROADCASTING)
+            # A traced run may fail where this one, which is not, would not.
+            traced = torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
+            known = isinstance(error, _NOT_OF_BROADCASTING) or traced
             if known or not self.vectorized or is_collision(error):
                 raise
             try:

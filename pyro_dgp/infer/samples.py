@@ -10,7 +10,7 @@ from pyro.poutine.runtime import Message, default_process_message
 from torch import Tensor
 
 from pyro_dgp.infer.bounds import Coefficients
-from pyro_dgp.infer.paths import Gates, weighted_copy
+from pyro_dgp.infer.paths import Gates, refuse_tracing, weighted_copy
 from pyro_dgp.infer.roles import Roles
 from pyro_dgp.infer.sites import SAMPLES, is_random, shown_elements
 
@@ -149,7 +149,9 @@ class Samples:
             :meth:`~pyro_dgp.infer.bounds.Coefficients.guide`.
         :param bool hidden_is_unused: Whether masked elements must have no gradient.
         :param torch.Tensor value: The draw with another graph; None for the guide's.
+        :raises NotImplementedError: If ``torch.jit.trace`` is on.
         """
+        refuse_tracing()
         site = self.sites[name]
         group, event_dim = self.roles.group(site), site["fn"].event_dim
         weighed = _Site(name, group, event_dim, doubly, shown_elements(site), hidden_is_unused)

@@ -5,6 +5,7 @@ import weakref
 
 import pyro
 import pyro.distributions as dist
+import pyro.ops.jit
 import pyro.poutine as poutine
 import pytest
 import torch
@@ -525,3 +526,35 @@ def test_a_site_that_is_conditioned_on_may_be_blocked():
 def test_there_may_be_fewer_plates_than_was_said():
     case = vae()
     assert math.isfinite(DRegIWELBO(K=2, max_plate_nesting=3).loss(case.model, case.guide, Y))
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*deprecated")
+@pytest.mark.parametrize(
+    ("estimator", "options", "refused"),
+    [
+        (PartiallyCollapsedIWELBO, {}, False),
+        (PartiallyCollapsedIWELBO, {"chunk_size": 1}, True),
+        (PartiallyCollapsedIWELBO, {"piwae": True, "num_particles": 2}, True),
+        (DRegIWELBO, {}, True),
+    ],
+)
+def test_a_traced_loss_has_its_gradient_or_is_refused(estimator, options, refused):
+    case = vae()
+    parameters = case.setup()
+    loss = estimator(K=3, **options)
+    loss.loss(case.model, case.guide, *case.args)
+
+    def gradients(function):
+        pyro.set_rng_seed(2)
+        return torch.autograd.grad(function(*case.args), list(parameters.values()))
+
+    def eager(*args):
+        return loss.differentiable_loss(case.model, case.guide, *args)
+
+    traced = pyro.ops.jit.trace(eager, ignore_warnings=True)
+    if refused:
+        with pytest.raises(NotImplementedError, match=r"torch\.jit\.trace would give.*hooks"):
+            traced(*case.args)
+    else:
+        traced(*case.args)
+        torch.testing.assert_close(gradients(traced), gradients(eager))
