@@ -30,19 +30,20 @@ def refuse_coupling(
     :raises NotImplementedError: If there is such a dependence; names the plates and a site.
     """
     words = _Words(roles, model_trace, guide_trace)
-    sites = {n: s for n, s in roles.local(guide_trace).items() if n in draws}
+    local = roles.local(model_trace), roles.local(guide_trace)
+    sites = {name: site for name, site in local[1].items() if name in draws}
     if not sites or not words.num_bits:
         return
     own = {name: (site["value"].detach(), words.of_draw(site)) for name, site in sites.items()}
+    word_of = {(i, n): words.of(site) for i in (0, 1) for n, site in local[i].items()}
     base = _local_densities((model_trace, guide_trace), roles)
     for _ in range(2):  # the first run has drawn what others replay, and dropout depends on that
         before, base = base, _local_densities(rerun.with_draws({}), roles)
-        if all(equal(x, base[key]) for key, x in before.items()):
+        same_sites = before.keys() == base.keys() <= word_of.keys()
+        if same_sites and all(equal(x, base[key]) for key, x in before.items()):
             break
     else:
         return _refuse_derivatives(model_trace, guide_trace, roles, draws, words)
-    local = roles.local(model_trace), roles.local(guide_trace)
-    word_of = {(i, name): words.of(local[i][name]) for i, name in base}
     # First with distant draws, which also show dependences behind a threshold; then with draws of
     # the guide, in case the model rejects distant ones.
     for seed in (1, 0):

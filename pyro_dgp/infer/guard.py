@@ -38,16 +38,12 @@ class Guard:
     def __init__(self, loss: Loss) -> None:
         self.loss = loss
         self.step = 0
-        #: All parameters by name, and those of the last evaluation.
         self.parameters: dict[str, Tensor] = {}
-        self.optimised: list[Tensor] = []
 
     def __call__(self, model: Callable, guide: Callable, *args: Any, **kwargs: Any) -> float:
         with poutine.trace(param_only=True) as params:
             value = self.loss.loss_and_grads(model, guide, *args, **kwargs)
-        seen = unconstrained_parameters(params.trace)
-        self.parameters.update(seen)
-        self.optimised = list(dict.fromkeys(seen.values()))
+        self.parameters.update(unconstrained_parameters(params.trace))
         gradients = {n: p.grad for n, p in self.parameters.items() if p.grad is not None}
         if not math.isfinite(value):
             self.clear_gradients()

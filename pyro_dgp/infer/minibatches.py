@@ -23,9 +23,14 @@ def minibatches(
         order (with weights: for one pass).
     :param int seed: Seed of the shuffling.
     :param torch.Tensor weights: Weights of the rows, non-negative, [N]; None for equal weights.
-    :raises ValueError: If numbers of rows differ, ``batch_size`` is less than 1, or weights are
-        negative, not finite or all 0.
+    :raises ValueError: If data are no tensors with rows, numbers of rows differ, ``batch_size`` is
+        less than 1, or weights are negative, not finite or all 0.
     """
+    if isinstance(data, Tensor) or not all(isinstance(t, Tensor) and t.dim() for t in data):
+        raise ValueError(
+            "data must be several torch tensors with rows, such as (X, y), or (y,) for a single "
+            "one: not a tensor itself, nor arrays."
+        )
     num_rows = {len(tensor) for tensor in data}
     if len(num_rows) != 1 or 0 in num_rows:
         raise ValueError(

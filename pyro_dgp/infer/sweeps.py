@@ -179,6 +179,8 @@ def snr_sweep(
     :raises ValueError: If an option is out of range or has a value twice, or a name is not that of
         a parameter.
     """
+    if isinstance(args, Tensor):
+        raise ValueError("args must be a tuple of tensors, such as (X, y), but it is a tensor.")
     K = [check_integer("K", number, 1) for number in K]
     check_distinct("K", K)
     num_particles = [check_integer("num_particles", number, 1) for number in num_particles]

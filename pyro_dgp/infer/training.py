@@ -1,4 +1,4 @@
-"""Training: ``fit``, a loop over the steps of SVI, and optimisers."""
+"""Training: ``fit``, a thin loop over SVI, and optimisers."""
 
 import hashlib
 import signal
@@ -10,15 +10,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol, runtime_checkable
 
-import pyro
 import torch
-from pyro.infer.util import zero_grads
+from pyro.infer import SVI
 from pyro.optim import PyroOptim
 from pyro.optim.lr_scheduler import PyroLRScheduler
 from torch import Tensor
 from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
 from tqdm.auto import tqdm
 
+from pyro_dgp._checks import check_integer
 from pyro_dgp.infer.checkpoint import read_checkpoint, restore, save_checkpoint
 from pyro_dgp.infer.guard import Guard
 from pyro_dgp.infer.loss import Loss
@@ -135,25 +135,25 @@ def fit(
     :raises NonFiniteError: If a loss or a gradient is not finite; that step has changed no
         parameter. (Pyro itself refuses NaN in the parameters of a distribution, with a
         ``ValueError``.)
-    :raises ValueError: If the tensors differ in their number of rows, an option is out of range, or
-        the checkpoint is damaged, has more than ``num_steps`` steps, or is of another model or
-        other settings, or cannot be made, as Pyro's setting ``module_local_params`` is on.
+    :raises ValueError: If the data are no tensors or differ in their number of rows, an option is
+        out of range, the optimiser is none of Pyro's, or the checkpoint is damaged, has more than
+        ``num_steps`` steps, or is of another model or other settings.
     """
-    if num_steps < 0:
-        raise ValueError(f"num_steps must not be negative, but it is {num_steps}.")
+    num_steps = check_integer("num_steps", num_steps, 0)
     names = ""
     if isinstance(data, Mapping):
         names = f"{', '.join(data)}: "
         model, guide = (_by_name(function, list(data)) for function in (model, guide))
         data = list(data.values())
-    if checkpoint is not None and pyro.settings.get("module_local_params"):
-        raise ValueError(
-            "checkpoint needs the names of parameters in Pyro's param store, which modules with "
-            "module_local_params=True are not in. Leave out one of the two."
-        )
     history = TrainingHistory()
     optim = paper_optimizer() if optim is None else optim
+    if not isinstance(optim, PyroOptim):
+        raise ValueError(
+            f"optim must be an optimiser of Pyro, such as pyro.optim.Adam({{'lr': 0.01}}), but it "
+            f"is {optim!r}."
+        )
     guarded = Guard(loss)
+    svi = SVI(model, guide, optim, loss=loss.loss, loss_and_grads=guarded)
     batches = minibatches(data, batch_size, seed, weights)
     resumable = callback if isinstance(callback, _Resumable) else None
     seen = data if weights is None else [*data, weights]
@@ -198,10 +198,7 @@ def fit(
         with bar, _Interrupt() as interrupt:
             for step in range(first, num_steps):
                 guarded.step = step
-                # As in SVI, which asks modules with parameters of their own for the param store's.
-                value = guarded(model, guide, *next(batches))
-                optim(guarded.optimised)
-                zero_grads(guarded.optimised)
+                value: float = svi.step(*next(batches))  # pyright: ignore[reportAssignmentType]
                 _advance(optim, value)
                 history.losses.append(value)
                 if callback is not None:

@@ -661,7 +661,18 @@ def a_layer_of_another_model():
 
 @refusals(
     {
-        "fewer than no steps": (fitted(num_steps=-1), ValueError, "num_steps must not be negative"),
+        "fewer than no steps": (fitted(num_steps=-1), ValueError, "num_steps must be at least 0"),
+        "half a step": (fitted(num_steps=0.5), ValueError, "num_steps must be an integer"),
+        "an optimiser of torch": (
+            fitted(optim=torch.optim.Adam([torch.zeros(1, requires_grad=True)])),
+            ValueError, r"optim must be an optimiser of Pyro, such as .*Adam",
+        ),
+        "a tensor in place of a tuple": (
+            fitted(data=Y), ValueError, r"data must be several torch tensors.* \(y,\)"
+        ),
+        "an array": (
+            fitted(data=(Y.numpy(),)), ValueError, r"data must be several torch tensors.*nor arrays"
+        ),
         "no batch": (fitted(batch_size=0), ValueError, "batch_size must be at least 1"),
         "data of different lengths": (
             fitted(data=(Y, Y[:3])),
@@ -776,6 +787,9 @@ def swept(numbers=(2,), **options):
         "a sweep of one K twice": (swept([2, 3, 2]), ValueError, "K has 2 twice"),
         "a sweep of one size of batches twice": (
             swept(batch_sizes=[None, None]), ValueError, "batch_sizes has None twice"
+        ),
+        "a sweep with a tensor in place of a tuple": (
+            lambda: snr_sweep(None, None, Y, {}, [1]), ValueError, "args must be a tuple of tensors"
         ),
         "a sweep of more rows than there are": (
             swept(batch_sizes=[5]), ValueError, "batch_sizes has 5, but the data have 4 rows"

@@ -7,14 +7,8 @@ import pytest
 import torch
 from pyro.infer import Trace_ELBO
 
-from pyro_dgp import DRegIWELBO, LatentDGP, fit
-from pyro_dgp.infer import (
-    Frozen,
-    NaturalGradient,
-    NonFiniteError,
-    annealed_adam,
-    paper_optimizer,
-)
+from pyro_dgp import DRegIWELBO, fit
+from pyro_dgp.infer import NonFiniteError, paper_optimizer
 from pyro_dgp.infer.guard import non_finite
 from pyro_dgp.infer.minibatches import minibatches
 
@@ -58,29 +52,6 @@ def test_same_seeds_same_run():
         results.append(run(seed=seed).losses)
     assert results[0] == results[1] != results[2]
     assert len(results[0]) == 30
-
-
-def test_parameters_that_are_the_modules_own_alone(tmp_path):
-    X, y = torch.randn(8, 2), torch.randn(8)
-    results = []
-    for own in (False, True):
-        with pyro.settings.context(module_local_params=own):
-            pyro.set_rng_seed(0)
-            dgp = LatentDGP.from_data(X, y, num_inducing=4)
-            adam = annealed_adam(0.01, 10)
-            optim = Frozen(NaturalGradient(dgp.layers[-1], adam), dgp.likelihood.parameters(), 3)
-            options = {"num_steps": 5, "batch_size": 4, "progress": False, "optim": optim}
-            losses = fit(dgp.model, dgp.guide, DRegIWELBO(K=5), (X, y), **options).losses
-            results.append((losses, *dgp.parameters()))
-            size = len(pyro.get_param_store())
-    assert size == len(results[0]) - 1
-    for stored, own in zip(*results, strict=True):
-        torch.testing.assert_close(own, stored)
-    with (
-        pyro.settings.context(module_local_params=True),
-        pytest.raises(ValueError, match=r"checkpoint.*module_local_params"),
-    ):
-        run(checkpoint=tmp_path / "checkpoint")
 
 
 def test_batches_are_shuffled_passes_end_to_end():
