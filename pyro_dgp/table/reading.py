@@ -174,7 +174,9 @@ def _of_workbook(path: Path, content: bytes, sheet: str | None, skip_rows: int |
     if above >= len(cells):
         raise ValueError(f"{path} has no names of columns in the sheet '{chosen}'.")
     names = ["" if pd.isna(n) else str(n).strip() for n in cells.iloc[above]]
-    rows = np.flatnonzero((filled > 0) & (np.arange(len(cells)) > above))
+    some = np.flatnonzero((filled > 0) & (np.arange(len(cells)) > above))
+    # As in texts, an empty row is one if there are others above and below.
+    rows = np.arange(some[0], some[-1] + 1) if len(some) else some
     frame = cells.iloc[rows].reset_index(drop=True)
     frame.columns = names
     table = Table(frame.infer_objects(), str(path), rows + 1)
@@ -393,11 +395,11 @@ def _leave_out_nameless(table: Table) -> None:
         if name:
             continue
         column = frame.iloc[:, i]
-        empty = (column.isna() | (column == "")).all()
+        column = column[column.notna() & (column != "")]
         numbers = numeric(column, errors="coerce")
-        if not empty and (i or not (numbers.is_unique and (numbers % 1 == 0).all())):
+        if len(column) and (i or not (numbers.is_unique and (numbers % 1 == 0).all())):
             raise ValueError(f"{table.name}: column {i + 1} has no name.")
-        if not empty:
+        if len(column):
             table.notes.append("The first column, of row numbers without a name, is left out.")
         frame = frame.iloc[:, [j for j in range(frame.shape[1]) if j != i]]
     table.frame = frame

@@ -236,8 +236,24 @@ def test_records_of_empty_cells_are_rows(tmp_path):
         found = read_table(write(tmp_path, short), **options)
         assert found.frame.to_numpy().tolist() == [["1", "2", "3"], ["", "", ""], ["4", "5", "6"]]
         assert found.lines.tolist() == [5, 6, 7]
+    numbered = [["", "a", "b"], ["0", "1", "2"], ["", "", ""], ["1", "3", "4"]]
+    assert_read(write(tmp_path, text(",", numbered)), frame)
     blank = text(",", rows[:2]) + "\n\n" + text(",", rows[3:])
     assert_read(write(tmp_path, blank), frame.iloc[[0, 2]].reset_index(drop=True))
+
+
+def test_empty_rows_of_a_workbook_are_rows(tmp_path):
+    """As in texts: predictions of a table are in its order."""
+    rows = [["a", "b"], [None, None], [1, 2.5], [None, None], [None, None], [3, 4.5]]
+    pd.DataFrame(rows).to_excel(tmp_path / "t.xlsx", index=False, header=False)
+    table = read_table(tmp_path / "t.xlsx")
+    np.testing.assert_array_equal(table.frame["a"], [1, np.nan, np.nan, 3])
+    assert table.lines.tolist() == [3, 4, 5, 6]
+    numbered = [["", "a", "b"], [0, 1.5, 2], [None, None, None], [1, 3.5, 4]]
+    pd.DataFrame(numbered).to_excel(tmp_path / "t.xlsx", index=False, header=False)
+    table = read_table(tmp_path / "t.xlsx")
+    np.testing.assert_array_equal(table.frame["a"], [1.5, np.nan, 3.5])
+    assert list(table.frame) == ["a", "b"]
 
 
 def test_the_index_of_a_parquet_file(tmp_path):
