@@ -92,6 +92,8 @@ def typed(
 ) -> tuple[pd.DataFrame, Conventions, list[str]]:
     """Columns of numbers (float64), of dates, and of texts (object), NaN where missing.
 
+    Columns of the dtype "category" become texts, even if these are codes, unless named otherwise.
+
     :param Table table: The table.
     :param Conventions conventions: Conventions given by the user; None means to be recognised.
     :param Conventions usual: Conventions of another table, used where this one is ambiguous.
@@ -104,7 +106,9 @@ def typed(
         in two ways.
     """
     numeric, dates, categorical = list(numeric), list(dates), list(categorical)
-    kinds = dict.fromkeys(numeric, "number") | dict.fromkeys(dates, "date")
+    columns = named_columns(table.frame)
+    kinds = {n: "text" for n, c in columns if isinstance(c.dtype, pd.CategoricalDtype)}
+    kinds |= dict.fromkeys(numeric, "number") | dict.fromkeys(dates, "date")
     kinds |= dict.fromkeys(categorical, "text") | dict.fromkeys(lenient, "lenient")
     unknown = [name for name in kinds if name not in table.frame.columns and name not in lenient]
     if unknown:
@@ -242,7 +246,7 @@ def _of_dtype(
 ) -> pd.Series:
     """A column whose kind is known from the file."""
     if isinstance(column.dtype, pd.CategoricalDtype):
-        column = column.astype(column.cat.categories.dtype)
+        column = column.astype(object).infer_objects()
     if kind == "text":
         texts = column.map(lambda v: f"{v:.15g}" if isinstance(v, float) else str(v))
         return texts.where(column.notna()).astype(object)

@@ -316,7 +316,9 @@ def _plain(frame: pd.DataFrame) -> pd.DataFrame:
     _check_names(frame)
     found = {}
     for name, column in named_columns(frame):
-        if isinstance(column.dtype, pd.CategoricalDtype) or pd.api.types.is_string_dtype(column):
+        if isinstance(column.dtype, pd.CategoricalDtype):
+            column = as_texts(column.astype(object))
+        elif pd.api.types.is_string_dtype(column):
             column = column.astype(object)
         elif pd.api.types.is_numeric_dtype(column):
             column = column.astype("float64")

@@ -113,7 +113,7 @@ def _of_file(
         raise ValueError(f"{path} is a folder; name a file with a table.")
     content, kind = path.read_bytes(), path.suffix.lower()
     if kind in (".parquet", ".pq"):
-        frame = _without_index(_parsed(path, "Parquet", pd.read_parquet, content))
+        frame = _parsed(path, "Parquet", _of_parquet, content)
         return Table(frame, str(path), np.arange(len(frame)) + 1)
     if kind in (".xlsx", ".xlsm", ".xls", ".ods"):
         return _of_workbook(path, content, sheet, skip_rows)
@@ -125,6 +125,16 @@ def _of_file(
         except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
             raise ValueError(f"{path} is no {kind} file, or a damaged one.") from error
     return _of_text(str(path), content, separator, encoding, skip_rows)
+
+
+def _of_parquet(content: io.BytesIO) -> pd.DataFrame:
+    from pyarrow.parquet import read_schema
+
+    frame = _without_index(pd.read_parquet(content))
+    # Only texts are read as categories; of codes, the file says that they were.
+    known = (read_schema(content).pandas_metadata or {}).get("columns", [])
+    codes = {column["name"] for column in known if column["pandas_type"] == "categorical"}
+    return frame.astype({name: "category" for name in frame.columns if str(name) in codes})
 
 
 def _without_index(frame: pd.DataFrame) -> pd.DataFrame:

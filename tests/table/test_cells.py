@@ -198,9 +198,8 @@ def test_types_of_parquet_and_spreadsheets():
     frame = pd.DataFrame({**columns, "day": [datetime.date(2021, 3, 4), None]})
     frame["zoned"] = pd.to_datetime(["2021-03-04T00:00Z", None])
     frame["kind"] = pd.Categorical(["a", None])
-    frame["code"] = pd.Categorical([1, 2])
     found, _, _ = typed(Table(frame, "t.parquet", np.arange(2) + 1), Conventions())
-    assert (found[[*columns, "code"]].dtypes == "float64").all()
+    assert (found[[*columns]].dtypes == "float64").all()
     assert found["boolean"].iloc[0] == 1
     assert found["decimal"].iloc[0] == 1.5
     assert found["duration"].tolist() == [1, 2]
@@ -209,6 +208,23 @@ def test_types_of_parquet_and_spreadsheets():
     frame["list"] = [[1], [2]]
     with pytest.raises(ValueError, match="'list' holds values of the kind list"):
         typed(Table(frame, "t.parquet", np.arange(2) + 1), Conventions())
+
+
+def test_declared_categories_are_texts_unless_named_otherwise():
+    kinds = {"whole": [3, None], "texts": ["3", None], "truth": [True, None], "parts": [0.5, None]}
+    frame = pd.DataFrame({name: pd.Categorical(values) for name, values in kinds.items()})
+    table = Table(frame, "t.parquet", np.arange(2) + 1)
+    found, _, _ = typed(table, Conventions())
+    assert found.iloc[0].tolist() == ["3", "3", "True", "0.5"]
+    assert found.iloc[1].isna().all()
+    found, _, _ = typed(table, Conventions(), numeric=[*kinds])
+    assert (found.dtypes == "float64").all()
+    assert found.iloc[0].tolist() == [3, 3, 1, 0.5]
+    found, _, _ = typed(table, Conventions(), lenient=["whole"])
+    assert found["whole"].iloc[0] == 3
+    frame["day"] = pd.Categorical(pd.to_datetime(["2021-03-04", None]))
+    found, _, _ = typed(table, Conventions(), dates=["day"])
+    assert found["day"].iloc[0] == pd.Timestamp("2021-03-04")
 
 
 NUMBERS = st.lists(st.floats(-1e6, 1e6).map(lambda x: round(x, 3)), min_size=3, max_size=12).filter(

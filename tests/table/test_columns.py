@@ -34,6 +34,21 @@ def test_numbers_truth_values_and_categories():
     assert again.remarks(new) == []
 
 
+def test_codes_that_are_declared_as_categories():
+    frame = FRAME.assign(city=pd.Categorical([7, 3, 3, None]), rooms=FRAME["rooms"].astype("int8"))
+    columns = Columns.of(frame, ["price"])
+    assert [n for n in columns.inputs(frame) if "city" in n] == [
+        "city_3",
+        "city_7",
+        "city (missing)",
+    ]
+    assert columns.inputs(frame)["city_7"].tolist() == [1, 0, 0, 0]
+    # Also where rows of another day have them as numbers.
+    new = frame.assign(city=[7.0, 3.0, 3.0, np.nan])
+    assert columns.inputs(new).equals(columns.inputs(frame))
+    assert columns.remarks(new) == []
+
+
 def test_several_targets_and_dropped_columns():
     columns = Columns.of(FRAME, ["price", "size"], drop=["city"])
     assert list(columns.inputs(FRAME)) == ["rooms", "garden"]

@@ -183,6 +183,10 @@ def test_parquet_keeps_types(tmp_path):
     frame = pd.DataFrame({"a": np.array([1, 2], "int16"), "b": ["x", "y"]})
     frame.to_parquet(tmp_path / "t.parquet")
     assert read_table(tmp_path / "t.parquet").frame["a"].dtype == "int16"
+    frame.astype("category").to_parquet(tmp_path / "t.parquet")
+    table = read_table(tmp_path / "t.parquet")
+    assert (table.frame.dtypes == "category").all()
+    assert table.frame["a"].tolist() == [1, 2]
 
 
 # Without the time of day: parameters must be the same in all processes of the tests.
