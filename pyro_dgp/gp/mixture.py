@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 import pyro.distributions as dist
@@ -213,6 +214,8 @@ class PredictiveMixture(Composite):
         normal = self._normal
         if normal is not None:
             return 0.5 + 0.5 * self._average([normal], value, _normal_erf)
+        if self._averages:
+            return _sum(share * average.cdf(value) for share, average in self._averages)
         return self._average(self.parts, value, lambda part, y: part.cdf(y))
 
     def icdf(self, value: Tensor) -> Tensor:
@@ -339,7 +342,16 @@ class PredictiveMixture(Composite):
     @property
     def _is_coarse(self) -> bool:
         """Whether there are so many components that a few nodes in each are enough."""
-        return self.num_components >= _MANY and hasattr(self.parts[0], "coarse_cdf")
+        some = self.num_components >= _MANY and not self._averages
+        return some and hasattr(self.parts[0], "coarse_cdf")
+
+    @cached_property
+    def _averages(self) -> list[tuple[float, Distribution]]:
+        """Averages over the components of each part, and their shares; none if a part has none."""
+        averages = [_averaged(part) for part in self.parts]
+        shares = [part.batch_shape[0] / self.num_components for part in self.parts]
+        found = [(s, a) for s, a in zip(shares, averages, strict=True) if a is not None]
+        return found if len(found) == len(self.parts) else []
 
     def _score_cdf(self, value: Tensor) -> Tensor:
         """:meth:`cdf`, coarser in each of many components, for scores, which need many points."""
@@ -434,6 +446,11 @@ class _Affine(Composite):
     def variance(self) -> Tensor:
         return self.scale**2 * self.base.variance
 
+    def averaged(self) -> "_Affine | None":
+        """The distribution averaged over the first dimension, for its ``cdf``; None for none."""
+        base = _averaged(self.base)
+        return None if base is None else _Affine(base, self.loc, self.scale, validate_args=False)
+
     def coarse_cdf(self, value: Tensor) -> Tensor:
         coarse = getattr(self.base, "coarse_cdf", self.base.cdf)
         return coarse(self._back(value))
@@ -470,6 +487,10 @@ def _has_mass(part: Distribution, value: Tensor) -> Tensor:
         return part.has_mass(value)
     discrete = getattr(part, "lattice", None) is not None
     return torch.full_like(value, discrete, dtype=torch.bool)
+
+
+def _averaged(part: Distribution) -> Distribution | None:
+    return part.averaged() if isinstance(part, Marginal | _Affine) else None
 
 
 def _at_mass(part: Distribution, value: Tensor) -> Tensor:

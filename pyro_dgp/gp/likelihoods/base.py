@@ -213,6 +213,13 @@ class Likelihood(pyro_likelihoods.Likelihood):
             lambda *f: self.conditional(*f, **covariates).cdf(y), loc, var, num_hermite=5
         )
 
+    def narrowest(self) -> Tensor | None:
+        """The smallest standard deviation of P(target <= y | f) as a function of one f, for any y.
+
+        With it, averages of :meth:`marginal_cdf` over many (loc, var) are much faster; None to
+        average after the integral.
+        """
+
     @_with_own_covariates
     def marginal_moments(
         self, loc: Tensor, var: Tensor, **covariates: Tensor

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from pyro_dgp.gp.derived import Composite
+from pyro_dgp.gp.likelihoods.averaged import Averaged
 
 if TYPE_CHECKING:
     from pyro_dgp.gp.likelihoods.base import Likelihood
@@ -154,6 +155,13 @@ class Marginal(Composite):
     def coarse_cdf(self, value: Tensor) -> Tensor:
         """See :meth:`~pyro_dgp.gp.Likelihood.coarse_cdf`."""
         return self._evaluate(self.likelihood.coarse_cdf, value)
+
+    def averaged(self) -> Averaged | None:
+        """The distribution averaged over the first dimension, for its ``cdf``; None for none."""
+        width = self.likelihood.narrowest()
+        if width is None:
+            return None
+        return Averaged.of(self.likelihood, self.loc[0], self.var[0], width)
 
     def log_prob_by_draws(self, value: Tensor, standard: Tensor) -> Tensor:
         """See :meth:`~pyro_dgp.gp.Likelihood.log_marginal_by_draws`."""

@@ -94,6 +94,10 @@ class Beta(Likelihood):
         bends = Bends((inside.logit(), *tails), width)
         return expected(lambda f: self.conditional(f).cdf(y), loc, var, bends)
 
+    def narrowest(self) -> Tensor:
+        # That of y / mu'(f), for large concentrations; for small ones that of powers of y.
+        return (2 * (1 + self.concentration).rsqrt()).clamp_max(0.4)
+
     def marginal_moments(self, loc: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
         bends = Bends((0.0,), math.pi)
         mean = expected(torch.sigmoid, loc, var, bends)

@@ -38,6 +38,37 @@ def test_the_log_density_is_the_integrals_logarithm_also_where_it_underflows(nam
     assert np.all(np.abs(found - exact) <= 1e-6 * np.abs(exact) + ROUNDING)
 
 
+@pytest.mark.parametrize("concentration", [4.0, 30.0, 1000.0])
+@pytest.mark.parametrize("scale", [0.05, 0.3, 1.0])
+def test_averages_of_proportions_share_the_nodes_of_f(concentration, scale, monkeypatch):
+    """With a function value at every node of every component, they took seconds a row."""
+    S, N = 300, 2
+    random = torch.Generator().manual_seed(0)
+    loc = 0.7 * torch.randn(1, S, N, generator=random)
+    var = (scale * (0.5 + torch.rand(1, S, N, generator=random))).square()
+    likelihood = fixed_copy(lik.Beta(concentration=concentration))
+    parts = [likelihood.marginal(loc[:, some], var[:, some]) for some in (slice(120), slice(120, S))]
+    y = torch.tensor([1e-9, 0.01, 0.3, 0.5, 0.99, -torch.inf, torch.inf]).unsqueeze(1).expand(-1, N)
+    exact = torch.cat([part.cdf(y[:, None]) for part in parts], 1).mean(1)
+    calls = []
+    whole = special.betainc
+
+    def counted(a, b, x):
+        found = whole(a, b, x)
+        calls.append(found.size)
+        return found
+
+    monkeypatch.setattr(special, "betainc", counted)
+    found = PredictiveMixture(parts).affine(1.0, 2.0)
+    torch.testing.assert_close(found.cdf(1 + 2 * y), exact, rtol=0, atol=1e-9)
+    assert sum(calls) <= 10 * S * y.numel()
+    calls.clear()
+    p = torch.tensor([0.05, 0.5, 0.95])
+    x = found.quantile(p)
+    torch.testing.assert_close(found.cdf(x), p.unsqueeze(1).expand_as(x), rtol=0, atol=1e-9)
+    assert sum(calls) <= 600 * S * x.numel()
+
+
 @pytest.mark.parametrize("name", OWN)
 def test_ones_own_log_density_is_near_where_f_is_no_wider_than_the_noise(name):
     case = CASES[name]
