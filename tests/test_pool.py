@@ -13,8 +13,10 @@ from sklearn.ensemble import (
 )
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import Ridge
+from sklearn.neighbors import KNeighborsRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVR
 
 from pyro_dgp.sklearn import LatentDGPRegressor, base, regressor, schedule
 from pyro_dgp.sklearn import features as features_module
@@ -178,6 +180,16 @@ def test_any_regressor_makes_features(tmp_path):
         model.save(tmp_path / "m.pt")
     two = whole(features=Ridge(), num_steps=3).fit(X, np.stack([y, -y], 1))
     assert two.predict(X).shape == (80, 2)
+
+
+def test_a_regressor_of_one_target_makes_features_of_each():
+    X, y = data(80)
+    boosting, w = HistGradientBoostingRegressor(max_iter=5), np.linspace(0.5, 1.5, 80)
+    two, values = features_of([boosting], X, np.stack([y, y**2], 1), w, 0)
+    each = [features_of([boosting], X, target[:, None], w, 0) for target in (y, y**2)]
+    assert np.array_equal(values, np.concatenate([value for _, value in each], 1))
+    assert np.array_equal(two.transform(X), np.concatenate([f.transform(X) for f, _ in each], 1))
+    features_of([KNeighborsRegressor(), SVR()], X, np.stack([y, -y], 1), w, 0)
 
 
 def test_sources_stand_side_by_side():

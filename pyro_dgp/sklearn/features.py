@@ -14,6 +14,8 @@ from sklearn.base import clone, is_classifier
 from sklearn.dummy import DummyClassifier
 from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.model_selection import KFold
+from sklearn.multioutput import MultiOutputRegressor
+from sklearn.utils import get_tags
 from sklearn.utils.validation import has_fit_parameter
 
 from pyro_dgp.forests import Forest, rounded_inputs
@@ -171,7 +173,8 @@ class CrossFittedFeatures(Features):
         max_samples: int | None = None,
     ) -> tuple["CrossFittedFeatures", np.ndarray]:
         """
-        :param estimator: Any regressor or classifier; it is not changed.
+        :param estimator: Any regressor or classifier; it is not changed. One for a single target
+            makes a copy per target.
         :param numpy.ndarray X: Inputs, [N, D].
         :param numpy.ndarray y: Standardised targets, or indicators of classes, [N, Q].
         :param weights: Weights of the rows, positive, [N], or None; ignored by estimators without
@@ -186,6 +189,8 @@ class CrossFittedFeatures(Features):
             y = y.argmax(1)
         elif y.shape[1] == 1:
             y = y[:, 0]
+        elif not get_tags(estimator).target_tags.multi_output:
+            estimator = MultiOutputRegressor(estimator)  # one copy per target
         folds = KFold(min(_NUM_FOLDS, len(X)), shuffle=True, random_state=seed % 2**32)
         rng = np.random.default_rng(seed)
         for train, test in folds.split(X):
@@ -213,8 +218,8 @@ class CrossFittedFeatures(Features):
 
     def state(self) -> dict:
         raise ValueError(
-            f"A model with features={type(self.estimators[0]).__name__}(...) cannot be saved to a "
-            "file that runs no code. Use features='trees' or None, or pickle the model."
+            "A model whose features are of an estimator cannot be saved to a file that runs no "
+            "code. Use features='trees' or None, or pickle the model."
         )
 
 

@@ -47,7 +47,9 @@ def test_averages_of_proportions_share_the_nodes_of_f(concentration, scale, monk
     loc = 0.7 * torch.randn(1, S, N, generator=random)
     var = (scale * (0.5 + torch.rand(1, S, N, generator=random))).square()
     likelihood = fixed_copy(lik.Beta(concentration=concentration))
-    parts = [likelihood.marginal(loc[:, some], var[:, some]) for some in (slice(120), slice(120, S))]
+    parts = [
+        likelihood.marginal(loc[:, some], var[:, some]) for some in (slice(120), slice(120, S))
+    ]
     y = torch.tensor([1e-9, 0.01, 0.3, 0.5, 0.99, -torch.inf, torch.inf]).unsqueeze(1).expand(-1, N)
     exact = torch.cat([part.cdf(y[:, None]) for part in parts], 1).mean(1)
     calls = []
