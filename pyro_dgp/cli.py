@@ -214,6 +214,8 @@ def _data(args: argparse.Namespace) -> int:
         print(f"data set             {uci.fetch(name, args.source, not args.quiet)}")
     if args.names:
         return 0
+    if args.source is not None:
+        raise ValueError(f"--from {args.source}: name the data sets to make.")
     print(f"{'name':<14}{'rows':>6}{'inputs':>8}  file")
     wrong = False
     for name, entry in uci.manifest().items():

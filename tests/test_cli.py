@@ -396,6 +396,8 @@ def test_data_sets_are_listed_and_checked(monkeypatch, tmp_path, capsys):
     assert "No data set 'woods'; there are forest" in capsys.readouterr().err
     assert cli.main(["data", "pol", "--from", str(tmp_path)]) == 2
     assert "There is no" in capsys.readouterr().err
+    assert cli.main(["data", "--from", str(tmp_path)]) == 2
+    assert "name the data sets to make" in capsys.readouterr().err
     assert cli.main(["data", "solar"]) == 0
     assert str(tmp_path / "solar.csv.gz") in capsys.readouterr().out
     (tmp_path / "solar.csv.gz").write_bytes(b"x")

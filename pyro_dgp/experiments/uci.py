@@ -61,10 +61,11 @@ def read(name: str) -> np.ndarray:
 
 
 def fetch(name: str, source: str | Path | None = None, progress: bool = True) -> Path:
-    """Creates the file of a set from its original, in the first of :func:`folders`.
+    """Creates the file of a set in the first of :func:`folders`, from its original or the package.
 
     :param str name: A name of :func:`manifest`.
-    :param source: Folder with the original, or with the file itself; None to download it.
+    :param source: Folder with the original, or with the file itself; None to download the original
+        of a set that does not come with the package.
     :param bool progress: Whether to show a progress bar.
     :returns: The file.
     :raises ValueError: If what was found does not give the published rows.
@@ -73,10 +74,15 @@ def fetch(name: str, source: str | Path | None = None, progress: bool = True) ->
     """
     entry = manifest()[name]
     target = folders()[0] / f"{name}.csv.gz"
-    if name not in _CONVERTERS:
-        content = _packaged(f"{name}.csv.gz").read_bytes()
-    elif source is not None and (Path(source) / target.name).is_file():
+    if source is not None and (Path(source) / target.name).is_file():
         content = (Path(source) / target.name).read_bytes()
+    elif name not in _CONVERTERS:
+        if source is not None:
+            raise FileNotFoundError(
+                f"There is no {Path(source) / target.name}. '{name}' comes with the package: leave "
+                "out --from."
+            )
+        content = _packaged(target.name).read_bytes()
     else:
         original = _original(entry["source"], source, progress)
         try:

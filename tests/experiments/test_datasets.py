@@ -178,6 +178,18 @@ def test_originals_become_files(empty, monkeypatch, tmp_path, name, original, ro
     assert uci.find(name) == empty / f"{name}.csv.gz"
 
 
+def test_a_folder_is_used_for_sets_of_the_package(empty, tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    with pytest.raises(FileNotFoundError, match=r"'solar' comes with the package: leave out"):
+        uci.fetch("solar", source)
+    place = uci.fetch("solar").rename(source / "solar.csv.gz")
+    assert uci.fetch("solar", source) == empty / "solar.csv.gz"
+    place.write_bytes(gzip.compress(b"x"))
+    with pytest.raises(ValueError, match="is not the published data set 'solar'"):
+        uci.fetch("solar", source)
+
+
 def test_what_is_no_original(empty, tmp_path):
     (tmp_path / "data.txt").write_text("<html>not found</html>")
     with pytest.raises(ValueError, match="is not the original of 'kin8nm'"):
