@@ -8,7 +8,7 @@ import torch
 from scipy.stats import shapiro
 from torch import Tensor
 
-from pyro_dgp.gp import LatentDGP, PredictiveMixture
+from pyro_dgp.gp import Exponentiated, LatentDGP, PredictiveMixture, Recalibrated
 from pyro_dgp.infer.loss import Loss
 
 __all__ = [
@@ -105,7 +105,7 @@ def pit_bounds(p: PredictiveMixture, y: Tensor) -> tuple[Tensor, Tensor]:
     above = p.cdf(y)
     if p.lattice is not None:
         return p.cdf(y - p.lattice[1]), above
-    if isinstance(p, PredictiveMixture):
+    if isinstance(p, PredictiveMixture | Recalibrated | Exponentiated):
         has_mass = p.has_mass(y)
         if bool(has_mass.any()):
             return torch.where(has_mass, above - p.log_prob(y).exp(), above).clamp_min(0), above

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_dgp.gp.crps import integrated_crps
+from pyro_dgp.gp.crps import evenly, integrated_crps
 from pyro_dgp.gp.derived import Derived
 from pyro_dgp.gp.mixture import _TAIL, PredictiveMixture
 from pyro_dgp.gp.recalibration import Recalibrated, moments_about
@@ -59,15 +59,21 @@ class Exponentiated(Derived[PredictiveMixture | Recalibrated]):
     def log_prob(self, value: Tensor) -> Tensor:
         """Log density of a target, the joint one of several outputs; -inf if it is not positive.
 
+        It is the logarithm of a probability where the base's is one.
+
         :param torch.Tensor value: Targets, [..., N] or [..., N, P].
         :returns: Log densities, [..., N].
         """
         y = value.clamp_min(torch.finfo(value.dtype).tiny).log()
         found = self.base.log_prob(y)
-        there, jacobian = value > 0, y
+        there, jacobian = value > 0, torch.where(self.base.has_mass(y), 0.0, y)
         if self.event_shape:
-            there, jacobian = there.all(-1), y.sum(-1)
+            there, jacobian = there.all(-1), jacobian.sum(-1)
         return torch.where(there, found - jacobian, -torch.inf)
+
+    def has_mass(self, value: Tensor) -> Tensor:
+        """Whether ``log_prob`` at a value is the logarithm of a probability, not of a density."""
+        return self.base.has_mass(value.clamp_min(torch.finfo(value.dtype).tiny).log())
 
     def cdf(self, value: Tensor) -> Tensor:
         """P(target <= value) of each output's marginal; the shape of ``value``."""
@@ -100,8 +106,8 @@ class Exponentiated(Derived[PredictiveMixture | Recalibrated]):
         :param torch.Tensor value: Targets, [..., N] or [..., N, P].
         :returns: Scores, of the shape and in the units of ``value``.
         """
-        low, high = self.quantile(torch.tensor([_TAIL, 1 - _TAIL], dtype=torch.float64))
-        return integrated_crps(self._score_cdf, low, high, value)
+        low, high = self.base.quantile(torch.tensor([_TAIL, 1 - _TAIL], dtype=torch.float64))
+        return integrated_crps(self._score_cdf, evenly(low, high).exp(), value)
 
     @cached_property
     def _moments(self) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributions import Distribution, Normal, constraints
 
 from pyro_dgp.gp.batches import converted, held, mapped
-from pyro_dgp.gp.crps import expected_abs, integrated_crps, mean_distance, summed_crps
+from pyro_dgp.gp.crps import evenly, expected_abs, integrated_crps, mean_distance, summed_crps
 from pyro_dgp.gp.derived import Composite
 from pyro_dgp.gp.likelihoods.collapsed import Marginal
 from pyro_dgp.gp.quantiles import bracket, invert, invert_on_lattice, invert_smooth
@@ -286,7 +286,7 @@ class PredictiveMixture(Composite):
             last = math.ceil((max(high.max(), value.max()) - origin) / step)
             if last - first <= _MOST_LATTICE_POINTS:
                 return summed_crps(self._score_cdf, self.lattice, (first, last), value, shape)
-        return integrated_crps(self._score_cdf, low, high, value)
+        return integrated_crps(self._score_cdf, evenly(low, high), value)
 
     @property
     def _normal(self) -> Normal | None:

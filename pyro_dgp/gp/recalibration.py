@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal, constraints
 
-from pyro_dgp.gp.crps import integrated_crps, interval, rising, summed_crps
+from pyro_dgp.gp.crps import evenly, integrated_crps, interval, rising, summed_crps
 from pyro_dgp.gp.derived import Derived
 from pyro_dgp.gp.likelihoods.special import log_ndtr
-from pyro_dgp.gp.mixture import _MOST_LATTICE_POINTS, _TAIL, PredictiveMixture
+from pyro_dgp.gp.mixture import _MOST_LATTICE_POINTS, _TAIL, PredictiveMixture, _at_mass
 from pyro_dgp.gp.quantiles import bracket, invert, invert_on_lattice
 from pyro_dgp.gp.transformed import transformed_moments
 
@@ -51,8 +51,7 @@ class Recalibrated(Derived[PredictiveMixture]):
     inverse are closed, without his intercept.
 
     :param PredictiveMixture base: Predictive distribution F, with one target per row: batch shape
-        [N], ``event_dim=0``. Components with a point mass off a lattice, such as zero-inflated
-        ones, are not supported.
+        [N], ``event_dim=0``.
     :param float exponent: Exponent k.
     :raises ValueError: If targets have a dimension of outputs, or k is not positive and finite.
     """
@@ -136,7 +135,7 @@ class Recalibrated(Derived[PredictiveMixture]):
         return self.icdf(q.reshape(q.shape + (1,) * len(self.batch_shape)))
 
     def log_prob(self, value: Tensor) -> Tensor:
-        r"""Log density, or log probability on a lattice.
+        r"""Log density, or log probability on a lattice and of a value that has one.
 
         .. math:: \log p(y) + \log k + (k - 1) (\log u + \log(1 - u))
             - 2 \log\!\big(u^k + (1 - u)^k\big), \qquad u = F(y)
@@ -154,7 +153,16 @@ class Recalibrated(Derived[PredictiveMixture]):
         y = base._tensor(value)
         if self.lattice is not None:
             return self._like_base(self._log_probability(base, y, *self.lattice))
-        return self._like_base(base.log_prob(y) + _log_slope(*_log_tails(base, y), self.exponent))
+        log_p = base.log_prob(y)
+        found, has_mass = log_p + _log_slope(*_log_tails(base, y), self.exponent), base.has_mass(y)
+        if bool(has_mass.any()):
+            up_to = base.cdf(y)
+            found = torch.where(has_mass, self._log_rise(log_p, up_to - log_p.exp(), up_to), found)
+        return self._like_base(found)
+
+    def has_mass(self, value: Tensor) -> Tensor:
+        """Whether ``log_prob`` at a value is the logarithm of a probability, not of a density."""
+        return self.base.has_mass(value)
 
     def crps(self, value: Tensor) -> Tensor:
         """Continuous ranked probability score; smaller is better.
@@ -176,7 +184,8 @@ class Recalibrated(Derived[PredictiveMixture]):
         """Draws, ``sample_shape`` + [N]: quantiles of uniform numbers, exact to 1e-6."""
         shape = torch.Size(sample_shape) + self.batch_shape
         p = torch.rand(shape, dtype=torch.float64).to(self.base._tensor(0.0).device)
-        return self._like_base(self._with(self._exact)._by_rows(_quantiles, p))
+        found = self._with(self._exact)._by_rows(_quantiles, p)
+        return self._like_base(_at_mass(self._exact.parts[0], found))
 
     @property
     def _exact(self) -> PredictiveMixture:
@@ -201,23 +210,25 @@ class Recalibrated(Derived[PredictiveMixture]):
         """log(G(F(y)) - G(F(y - step))) for y on the lattice."""
         log_p = base.log_prob(y)
         # Half a step from the lattice points, where rounding does not matter.
-        low, high = base.cdf(y - 0.5 * step), base.cdf(y + 0.5 * step)
+        found = self._log_rise(log_p, base.cdf(y - 0.5 * step), base.cdf(y + 0.5 * step))
+        k = (y - origin) / step
+        return torch.where((k - k.round()).abs() > _OFF, log_p, found)
+
+    def _log_rise(self, log_p: Tensor, low: Tensor, high: Tensor) -> Tensor:
+        """log(G(high) - G(low)), where the rise of F from low to high is the probability p."""
         # In the upper half with 1 - F in place of F, for which G is the same function: the tail
         # beyond y, without and with the probability of y.
         beyond = torch.where(high > 0.5, 1 - high, low).clamp_min(0)
         p = _recalibrated(beyond + log_p.exp(), self.exponent)
         p = p - _recalibrated(beyond, self.exponent)
         # Where this underflows, the first point has nearly all of the tail, and probability p^k.
-        tiny = torch.finfo(y.dtype).tiny
+        tiny = torch.finfo(log_p.dtype).tiny
         found = torch.where(p > tiny, p.clamp_min(tiny).log(), self.exponent * log_p)
         # Between modes, where it is small beside the tail, the difference would cancel.
         small = (log_p.exp() < _SMALL * beyond) & (beyond > _SAFE_TAIL)
         tail = beyond.clamp_min(tiny)
-        found = torch.where(
-            small, log_p + _log_slope(tail.log(), (-tail).log1p(), self.exponent), found
-        )
-        k = (y - origin) / step
-        return torch.where((k - k.round()).abs() > _OFF, log_p, found)
+        by_slope = log_p + _log_slope(tail.log(), (-tail).log1p(), self.exponent)
+        return torch.where(small, by_slope, found)
 
     @cached_property
     def _moments(self) -> Tensor:
@@ -340,7 +351,7 @@ def _crps(d: Recalibrated, y: Tensor) -> Tensor:
         ends = _lattice_ends(d.lattice, least, most)
         if ends is not None:
             return summed_crps(d._score_cdf, d.lattice, ends, y, d.batch_shape)
-    return integrated_crps(d._score_cdf, low, high, y)
+    return integrated_crps(d._score_cdf, evenly(low, high), y)
 
 
 def _points(d: Recalibrated) -> tuple[Tensor, Tensor]:
@@ -349,9 +360,7 @@ def _points(d: Recalibrated) -> tuple[Tensor, Tensor]:
     Their density is that of the cube root of the probability density, which is best for squared
     errors. Source: Panter and Dite (1951).
     """
-    low, high = _ends(d, _MOMENT_TAIL)
-    x = torch.linspace(0, 1, 48, dtype=low.dtype, device=low.device)
-    x = low + (high - low) * x.reshape(-1, *[1] * low.dim())
+    x = evenly(*_ends(d, _MOMENT_TAIL))
     G = d._score_cdf(x)
     for _ in range(_ROUNDS):
         rise = G.diff(dim=0).clamp_min(0).pow(1 / 3) * x.diff(dim=0).pow(2 / 3)

@@ -6,11 +6,16 @@ import torch
 from scipy import stats
 from torch.distributions import Normal
 
+from pyro_dgp.experiments.metrics import pit_bounds
 from pyro_dgp.gp import Exponentiated, PredictiveMixture, Recalibrated
+from pyro_dgp.gp import likelihoods as lik
+from pyro_dgp.gp.fixed import fixed_copy
 from tests.quadrature import integral
 
 LOC, SCALE = np.array([-3.0, 0.0, 2.0, 9.0]), np.array([0.01, 0.3, 1.0, 2.0])
 Q = torch.tensor([1e-4, 0.05, 0.5, 0.95, 1 - 1e-4], dtype=torch.float64)
+
+CLOSE = {"rtol": 0, "atol": 1e-4}
 
 
 def lognormal():
@@ -31,12 +36,23 @@ def test_one_component_is_lognormal():
     # Of its variance, a lognormal with s = 2 has a hundredth beyond z = 6.
     error = p.stddev.numpy() / exact.std() - 1
     assert (np.abs(error) < [1e-4, 1e-4, 1e-3, 0.05]).all()
-    # Gneiting and Raftery (2007): of a lognormal in closed form (Baran and Lerch, 2015).
-    z = (t.log().numpy() - LOC) / SCALE
-    crps = t.numpy() * (2 * stats.norm.cdf(z) - 1) - 2 * exact.mean() * (
-        stats.norm.cdf(z - SCALE) + stats.norm.cdf(SCALE / 2**0.5) - 1
-    )
-    np.testing.assert_allclose(p.crps(t), crps, rtol=5e-3)
+    median = np.exp(LOC)
+    crps = median * lognormal_crps(t.numpy() / median, SCALE)
+    np.testing.assert_allclose(p.crps(t), crps, rtol=1e-4)
+
+
+def lognormal_crps(t, scale):
+    """Of lognormals with median 1 in closed form (Baran and Lerch, 2015)."""
+    z, mean = np.log(t) / scale, np.exp(scale**2 / 2)
+    tails = stats.norm.cdf(z - scale) + stats.norm.cdf(scale / 2**0.5) - 1
+    return t * (2 * stats.norm.cdf(z) - 1) - 2 * mean * tails
+
+
+def test_the_crps_of_long_tails():
+    scale = np.array([0.1, 1.0, 3.0])
+    t = np.exp(scale * stats.norm.ppf([[0.001], [0.1], [0.5], [0.9], [0.999]]))
+    p = Exponentiated(normals(np.zeros((1, 3)), scale[None]))
+    np.testing.assert_allclose(p.crps(torch.as_tensor(t)), lognormal_crps(t, scale), rtol=5e-4)
 
 
 @pytest.mark.parametrize("exponent", [0.7, 1.0, 1.6])
@@ -74,3 +90,15 @@ def test_several_outputs():
         torch.testing.assert_close(p.mean[:, i], one.mean)
         torch.testing.assert_close(p.crps(t)[..., i], one.crps(t[..., i]))
         torch.testing.assert_close(p.marginal(i).quantile(Q), p.quantile(Q)[..., i])
+
+
+def test_a_value_with_a_probability_has_no_jacobian():
+    likelihood = fixed_copy(lik.ZeroInflated(lik.GaussianLikelihood(0.5), 0.3))
+    base = PredictiveMixture(likelihood.marginal(torch.randn(2, 20, 3), torch.rand(2, 20, 3)))
+    p = Exponentiated(Recalibrated(base, 1.6))
+    t = torch.full((3,), 0.3).exp()
+    torch.testing.assert_close(p.log_prob(t).exp(), p.cdf(t + 1e-5) - p.cdf(t - 1e-5), **CLOSE)
+    torch.testing.assert_close(pit_bounds(p, t), (p.cdf(t - 1e-5), p.cdf(t)), **CLOSE)
+    share = (p.sample((2000,)) == t).double().mean(0)
+    torch.testing.assert_close(share, p.log_prob(t).exp(), rtol=0, atol=0.05)
+    assert not p.has_mass(t + 0.1).any()

@@ -184,6 +184,36 @@ def test_the_crps_is_the_integral(make, k):
     torch.testing.assert_close(d.crps(several)[0], d.crps(y))
 
 
+VALUE = 0.3
+
+
+def zero_inflated(S=3, N=3):
+    likelihood = fixed_copy(lik.ZeroInflated(lik.GaussianLikelihood(0.25), VALUE))
+    loc = torch.stack([-1 + torch.randn(S, N), torch.randn(S, N)])
+    return PredictiveMixture(likelihood.marginal(loc, 0.05 + 0.3 * torch.rand(2, S, N)))
+
+
+@every_exponent
+def test_a_value_with_a_probability_beside_a_density(k):
+    d = Recalibrated(zero_inflated(), k)
+    value = torch.full((3,), VALUE).double()
+    low, high = d.cdf(value - 1e-5), d.cdf(value)
+    mass = d.log_prob(value).exp()
+    torch.testing.assert_close(mass, high - low, rtol=0, atol=1e-4)
+    beside = torch.tensor([VALUE - 1e-5, VALUE + 1e-5])
+    x = torch.cat([LINE[(LINE - VALUE).abs() > 1e-5], beside]).sort().values
+    x = x.unsqueeze(-1).expand(-1, 3)
+    density = torch.trapezoid(d.log_prob(x).exp(), x, dim=0)
+    torch.testing.assert_close(density + mass, torch.ones(3), rtol=0, atol=5e-3)
+    y = d.sample((1000,))
+    share = (y == VALUE).double().mean(0)
+    torch.testing.assert_close(share, mass, rtol=0, atol=0.07)
+    sd = d.stddev
+    torch.testing.assert_close(d.mean, y.mean(0), rtol=0, atol=5 * sd.max().item() / 1000**0.5)
+    torch.testing.assert_close(sd, y.std(0), rtol=0.15, atol=0)
+    torch.testing.assert_close(d.quantile(float(0.5 * (low + high)[0]))[0], value[0])
+
+
 @every_base
 def test_the_exponent_1_changes_nothing(make):
     base = make()
