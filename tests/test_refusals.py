@@ -189,7 +189,8 @@ def fitted():
             ValueError, "strictly between 0 and 1",
         ),
         "more outputs than were learned": (
-            lambda model, X, y: model.crps(X, np.stack([y, y], 1)), ValueError, "y has shape"
+            lambda model, X, y: model.crps(X, np.stack([y, y], 1)),
+            ValueError, r"y has shape \(\d+, 2\), but the model has targets of shape \[N\]",
         ),
     }
 )  # fmt: skip

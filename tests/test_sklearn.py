@@ -156,6 +156,10 @@ def test_a_column_of_targets_comes_back_as_one():
     flat, column = regressor().fit(X, y), regressor().fit(X, y[:, None])
     assert column.predict(X).shape == column.crps(X, y[:, None]).shape == (60, 1)
     assert np.array_equal(column.predict(X)[:, 0], flat.predict(X))
+    for model in (flat, column):  # those to compare with may have either shape
+        for score in (model.crps, model.cdf):
+            assert np.array_equal(score(X, y[:, None])[:, 0], score(X, y))
+        assert np.array_equal(model.log_density(X, y[:, None]), model.log_density(X, y))
     assert column.predict_quantiles(X).shape == (60, 3, 1)
     assert column.sample(X, 4).shape == (60, 4, 1)
 

@@ -250,10 +250,10 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
         """Continuous ranked probability scores of targets, in units of y; smaller is better.
 
         :param X: Inputs, [N, D].
-        :param y: Targets, [N] or [N, P].
+        :param y: Targets, [N] or [N, P]; a column [N, 1] will do for [N].
         :returns: The shape of y.
         """
-        return self._column(self._compare(X, y, lambda p, target: p.crps(target)))
+        return self._compare(X, y, lambda p, target: p.crps(target)).reshape(np.shape(y))
 
     def cdf(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
         """P(target <= y) for each target.
@@ -262,10 +262,10 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
         :func:`~pyro_dgp.experiments.metrics.pit_bounds` for those that are not.
 
         :param X: Inputs, [N, D].
-        :param y: Targets, [N] or [N, P].
+        :param y: Targets, [N] or [N, P]; a column [N, 1] will do for [N].
         :returns: The shape of y.
         """
-        return self._column(self._compare(X, y, lambda p, target: p.cdf(target)))
+        return self._compare(X, y, lambda p, target: p.cdf(target)).reshape(np.shape(y))
 
     def predictive(self, X: ArrayLike, z: ArrayLike | None = None) -> Predictive:
         """The predictive distribution, in units of y and double precision.
@@ -400,11 +400,12 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
         inputs, targets = self._check_pair(X, y, multi_output=True, y_numeric=True, reset=False)
         target = torch.as_tensor(np.array(targets, dtype=np.float64))  # a copy: it may be read-only
         outputs = () if self._y_ndim == 1 else (self._num_outputs,)
-        if self._one_column and target.shape[1:] == (1,):
+        if not outputs and target.shape[1:] == (1,):
             target = target[:, 0]
         if target.shape[1:] != outputs:
+            wanted = ", ".join(map(str, ("N", *outputs)))
             raise ValueError(
-                f"y has shape {tuple(target.shape)}, but the model has targets {outputs}."
+                f"y has shape {tuple(target.shape)}, but the model has targets of shape [{wanted}]."
             )
         found, start = [], 0
         for p in self._predictions(inputs):
