@@ -294,7 +294,8 @@ def test_an_interrupted_fit_keeps_its_plan(tmp_path, ctrl_c_at, monkeypatch, few
     steps = ctrl_c_at(20)
     model = whole(**options).fit(X, y)
     assert model.history_.interrupted
-    with pytest.warns(ConvergenceWarning, match=f"time for {model.num_steps_} of 10000"):
+    told = f"c.pt' continues had planned {model.num_steps_} of 10000 steps, which stays so"
+    with pytest.warns(ConvergenceWarning, match=told):
         again = whole(**options | {"time_limit": 60.0}).fit(X, y)
     assert 20 < again.num_steps_ == model.num_steps_ < 10_000
     assert len(again.history_.losses) == model.num_steps_ < len(steps)

@@ -175,10 +175,16 @@ class LatentDGPEstimator(BaseEstimator):
         self._dgp_options = recipe.model
         self._pool = self._pool_of(fits.held_out, rows[train])
         if (fits.num_steps < wanted or fits.num_late) and not self.history_.interrupted:
-            late = f" and ended {fits.num_late} fits before that" if fits.num_late else ""
+            limit, plan = f"time_limit={self.time_limit}", f"{fits.num_steps} of {wanted} steps"
+            told = f"{limit} leaves time for {plan}"
+            if fits.resumed:  # its learning rates fall to 0 at the end of its plan
+                told = (
+                    f"The fit that checkpoint={str(self.checkpoint)!r} continues had planned "
+                    f"{plan}, which stays so, whatever the limit: remove its files to plan anew"
+                )
+            late = f"; {limit} ended {fits.num_late} fits before that" if fits.num_late else ""
             warnings.warn(
-                f"time_limit={self.time_limit} leaves time for {fits.num_steps} of {wanted} "
-                f"steps{late}; it took {time.monotonic() - start:.0f} s.",
+                f"{told}{late}; it took {time.monotonic() - start:.0f} s.",
                 ConvergenceWarning,
                 stacklevel=3,
             )

@@ -62,12 +62,14 @@ class Fits:
     :param list held_out: Held-out rows of the folds, with their predictions.
     :param int num_steps: Number of steps planned per member.
     :param int num_late: Number of fits that the deadline ended before their last step.
+    :param bool resumed: Whether that number was planned by an interrupted fit.
     """
 
     members: list[Member]
     held_out: list[HeldOut]
     num_steps: int
     num_late: int
+    resumed: bool
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,7 @@ def fit_all(
     """
     folds = list(_folds(len(data.X), seed)) if schedule.pooled else []
     num_steps = schedule.num_steps
-    prepared = None
+    prepared, resumed = None, False
     # A worker process of another pool starts no processes.
     alone = multiprocessing.parent_process() is not None
     n_jobs = 1
@@ -166,6 +168,7 @@ def fit_all(
     if deadline is not None:
         workers = min(n_jobs, schedule.num_members + len(folds))
         num_steps, prepared = _planned(recipe, data, seed, schedule, deadline, len(folds), workers)
+        resumed = prepared is None
     fold_steps = max(1, round(_FOLD_SHARE * num_steps))
 
     def job(i: int, train: Fold, test: Fold | None, steps: int, early: Fold | None) -> _Job:
@@ -205,7 +208,7 @@ def fit_all(
         parts = normal
         for member in members:
             member.dgp.reset_latent_prior()
-    return Fits(members, parts, num_steps, sum(d.late for d in done))
+    return Fits(members, parts, num_steps, sum(d.late for d in done), resumed)
 
 
 def _is_better(parts: list[HeldOut], others: list[HeldOut], recipe: Recipe) -> bool:
@@ -244,7 +247,7 @@ def _planned(
     workers: int,
 ) -> tuple[int, tuple[Member, torch.Tensor] | None]:
     """The number of steps per member that the deadline allows, from the time of some trial steps,
-    and the first member, prepared for training.
+    and the first member, prepared for training; None for a run that continues.
 
     A run that continues from checkpoints needs the number planned at first, which is kept in a file
     beside them.
