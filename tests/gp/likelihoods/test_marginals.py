@@ -120,9 +120,9 @@ def lattice_points(likelihood):
 
 
 class Line:
-    """Targets as a function of t, with panels of nodes of t."""
+    """Targets as a function of t, with panels of nodes of t, between which jumps may be."""
 
-    def __init__(self, likelihood):
+    def __init__(self, likelihood, jumps=()):
         inner = getattr(likelihood, "likelihood", likelihood)
         if isinstance(inner, (lik.Gamma, lik.LogNormal)):
             # A gamma of shape 1/2 has 1e-8 of its mass below e^-37.
@@ -135,6 +135,7 @@ class Line:
         else:
             edges = np.linspace(-25, 25, 501)
             at, slope = (lambda t: 0.3 + 0.05 * np.sinh(t)), (lambda t: 0.05 * np.cosh(t))
+            edges = np.sort([*edges, *np.arcsinh((np.array(jumps) - 0.3) / 0.05)])
         t, w = (t.numpy() for t in gauss_legendre(edges, 8))
         self.weights = torch.tensor(w * slope(t))
         self.y, self.ends = torch.tensor(at(t)), torch.tensor(at(edges))
@@ -326,7 +327,9 @@ def test_a_discrete_quantile_is_the_smallest_target_with_enough_below_it(name):
 @pytest.mark.parametrize("name", smooth)
 def test_a_mixtures_crps_is_the_integral(name):
     case = CASES[name]
-    mix, line = mixture(case), Line(case.make())
+    likelihood = case.make()
+    jumps = [likelihood.value] if isinstance(likelihood, lik.ZeroInflated) else []
+    mix, line = mixture(case), Line(likelihood, jumps)
     below = mix.cdf(line.y.unsqueeze(-1))
     above = (1 - below).square() * line.weights.unsqueeze(-1)
     below = below.square() * line.weights.unsqueeze(-1)
