@@ -13,16 +13,11 @@ from pyro_dgp import __version__
 from pyro_dgp._checks import check_distinct, check_integer
 from pyro_dgp._options import add_options, given_options
 from pyro_dgp.experiments import datasets, uci
+from pyro_dgp.experiments.config import RunConfig
 from pyro_dgp.experiments.reproduce import STUDIES, demo_config, some_data, trained
 from pyro_dgp.experiments.reproduce.log_likelihoods import FORMATS, read_evaluations, table1
 from pyro_dgp.experiments.reproduce.study import Size
-from pyro_dgp.experiments.runs import (
-    RunConfig,
-    checkpoint_path,
-    load_record,
-    record_path,
-    run,
-)
+from pyro_dgp.experiments.runs import checkpoint_path, load_record, record_path, run
 from pyro_dgp.memory import keep_freed_memory
 from pyro_dgp.plots import pyplot
 from pyro_dgp.table.commands import add_evaluate, add_fit, add_plot, add_predict, add_report

@@ -9,7 +9,8 @@ from tqdm.auto import tqdm
 
 from pyro_dgp._checks import check_jobs
 from pyro_dgp._files import write_json
-from pyro_dgp.experiments.runs import RunConfig, failure, is_complete, load_record, record_path, run
+from pyro_dgp.experiments.config import RunConfig
+from pyro_dgp.experiments.runs import failure, is_complete, load_record, record_path, run
 
 __all__ = ["sweep"]
 

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from pyro_dgp.experiments import datasets, figures
+from pyro_dgp.experiments.config import RunConfig
 from pyro_dgp.experiments.many_runs import sweep
 from pyro_dgp.experiments.reproduce.log_likelihoods import FORMATS, table1
 from pyro_dgp.experiments.reproduce.study import Size, Study, some_rows, trained
-from pyro_dgp.experiments.runs import RunConfig, load_data
+from pyro_dgp.experiments.runs import load_data
 from pyro_dgp.gp import LatentDGP, PredictiveMixture
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from pyro_dgp._checks import check_distinct, check_integer, check_jobs
 from pyro_dgp.experiments import datasets
-from pyro_dgp.experiments.runs import SCHEDULES, RunConfig, checkpoint_path, load_data, train
+from pyro_dgp.experiments.config import SCHEDULES, RunConfig
+from pyro_dgp.experiments.runs import checkpoint_path, load_data, train
 from pyro_dgp.gp import LatentDGP
 
 if TYPE_CHECKING:
