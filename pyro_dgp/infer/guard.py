@@ -43,6 +43,11 @@ class Guard:
     def __call__(self, model: Callable, guide: Callable, *args: Any, **kwargs: Any) -> float:
         with poutine.trace(param_only=True) as params:
             value = self.loss.loss_and_grads(model, guide, *args, **kwargs)
+        if isinstance(value, tuple):
+            raise ValueError(
+                f"loss must have one value, but that of {type(self.loss).__name__} is "
+                f"{len(value)} values: use it with pyro.infer.SVI."
+            )
         self.parameters.update(unconstrained_parameters(params.trace))
         gradients = {n: p.grad for n, p in self.parameters.items() if p.grad is not None}
         if not math.isfinite(value):

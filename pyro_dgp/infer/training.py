@@ -136,8 +136,8 @@ def fit(
         parameter. (Pyro itself refuses NaN in the parameters of a distribution, with a
         ``ValueError``.)
     :raises ValueError: If the data are no tensors or differ in their number of rows, an option is
-        out of range, the optimiser is none of Pyro's, or the checkpoint is damaged, has more than
-        ``num_steps`` steps, or is of another model or other settings.
+        out of range, loss or optimiser are not of Pyro's kind, or the checkpoint is damaged, has
+        more than ``num_steps`` steps, or is of another model or other settings.
     """
     num_steps = check_integer("num_steps", num_steps, 0)
     names = ""
@@ -152,6 +152,8 @@ def fit(
             f"optim must be an optimiser of Pyro, such as pyro.optim.Adam({{'lr': 0.01}}), but it "
             f"is {optim!r}."
         )
+    if isinstance(loss, type) or not hasattr(loss, "loss_and_grads"):
+        raise ValueError(f"loss must be an object such as DRegIWELBO(K=10), but it is {loss!r}.")
     guarded = Guard(loss)
     svi = SVI(model, guide, optim, loss=loss.loss, loss_and_grads=guarded)
     batches = minibatches(data, batch_size, seed, weights)

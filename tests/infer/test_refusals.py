@@ -11,7 +11,7 @@ import pyro.poutine as poutine
 import pytest
 import torch
 from pyro.distributions import transforms
-from pyro.infer import SVI, config_enumerate
+from pyro.infer import SVI, ReweightedWakeSleep, config_enumerate
 from pyro.infer.autoguide import (
     AutoDiagonalNormal,
     AutoGuideList,
@@ -637,7 +637,7 @@ def fitted(**options):
     def call():
         case = vae()
         arguments = {"data": (Y,), "progress": False, "num_steps": 1} | options
-        fit(case.model, case.guide, DRegIWELBO(K=2), **arguments)
+        fit(case.model, case.guide, arguments.pop("loss", DRegIWELBO(K=2)), **arguments)
 
     return call
 
@@ -666,6 +666,13 @@ def a_layer_of_another_model():
         "an optimiser of torch": (
             fitted(optim=torch.optim.Adam([torch.zeros(1, requires_grad=True)])),
             ValueError, r"optim must be an optimiser of Pyro, such as .*Adam",
+        ),
+        "a class of losses": (
+            fitted(loss=DRegIWELBO), ValueError, r"loss must be an object such as DRegIWELBO\(K="
+        ),
+        "a loss of two values": (
+            fitted(loss=ReweightedWakeSleep(num_particles=2)),
+            ValueError, "loss must have one value, .* ReweightedWakeSleep",
         ),
         "a tensor in place of a tuple": (
             fitted(data=Y), ValueError, r"data must be several torch tensors.* \(y,\)"
