@@ -7,6 +7,7 @@ from scipy.stats import norm
 
 pytest.importorskip("sklearn")
 
+import joblib
 from sklearn.ensemble import (
     HistGradientBoostingRegressor,
     RandomForestRegressor,
@@ -318,6 +319,25 @@ def test_processes_make_the_same_model():
     one, two = (whole(**options, n_jobs=n).fit(X, y) for n in (1, 2))
     assert np.allclose(one.predict(X), two.predict(X), rtol=1e-8)
     assert len(two.members_) == 2
+
+
+def test_no_more_processes_than_fits(monkeypatch, few_trees):
+    started = []
+
+    class Sequential:
+        def __init__(self, n_jobs, **options):
+            started.append(n_jobs)
+
+        def __call__(self, jobs):
+            return [function(*arguments) for function, arguments, _ in jobs]
+
+    monkeypatch.setattr(joblib, "Parallel", Sequential)
+    monkeypatch.setattr(joblib, "effective_n_jobs", lambda n_jobs: 16)
+    monkeypatch.setattr(schedule, "_run_alone", lambda job, num_threads: job.run())
+    X, y = data(60)
+    for options in ({}, {"n_estimators": 2}, {"pool": False}):
+        whole(num_steps=2, n_jobs=-1, **options).fit(X, y)
+    assert started == [5, 6]
 
 
 @pytest.mark.parametrize("likelihood", ["heteroscedastic", "gaussian"])

@@ -163,11 +163,11 @@ def fit_all(
     alone = multiprocessing.parent_process() is not None
     n_jobs = 1
     if not alone:  # None is joblib's default, whatever its annotation says
-        n_jobs = joblib.effective_n_jobs(schedule.n_jobs)  # pyright: ignore[reportArgumentType]
+        given = joblib.effective_n_jobs(schedule.n_jobs)  # pyright: ignore[reportArgumentType]
+        n_jobs = min(given, schedule.num_members + len(folds))
     deadline = schedule.deadline
     if deadline is not None:
-        workers = min(n_jobs, schedule.num_members + len(folds))
-        num_steps, prepared = _planned(recipe, data, seed, schedule, deadline, len(folds), workers)
+        num_steps, prepared = _planned(recipe, data, seed, schedule, deadline, len(folds), n_jobs)
         resumed = prepared is None
     fold_steps = max(1, round(_FOLD_SHARE * num_steps))
 
