@@ -11,6 +11,7 @@ import pyro.poutine as poutine
 import pytest
 import torch
 import torch.utils.checkpoint
+from pyro.distributions import transforms
 from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from pyro.infer.autoguide import AutoNormal
 from pyro.infer.reparam import LocScaleReparam, TransformReparam
@@ -306,6 +307,25 @@ def test_a_model_that_broadcasts_wrongly(estimator):
     evidence = dist.Normal(0.0, 3**0.5).log_prob(Y).sum().item()
     found = -loss.loss(lambda: sites(True), lambda: sites(False))
     assert found == pytest.approx(evidence, abs=0.2)
+
+
+def test_wrong_broadcasting_beside_a_flow_without_an_inverse():
+    """Of whose draws the density is known in the run that draws them only."""
+    planar = transforms.planar(2)
+
+    def model():
+        with pyro.plate("data", 4):
+            z = pyro.sample("z", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+            pyro.sample("y", dist.Normal(z.sum(-1) / len(z), 1.0), obs=Y)
+
+    def guide():
+        pyro.module("planar", planar)
+        with pyro.plate("data", 4):
+            base = dist.Normal(torch.zeros(4, 2), 1.0).to_event(1)
+            pyro.sample("z", dist.TransformedDistribution(base, [planar]))
+
+    with pytest.raises(NotImplementedError, match="density of site 'y' differs"):
+        PartiallyCollapsedIWELBO(K=3).loss(model, guide)
 
 
 def test_errors_of_the_model_itself_come_out_as_they_are():
