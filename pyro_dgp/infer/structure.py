@@ -30,6 +30,9 @@ from pyro_dgp.infer.sites import (
 
 __all__ = ["Structure", "both_traces", "run_guide"]
 
+# Of other draws; far from the small seeds that users set, which would give the same draws again.
+_FIRST_SEED = 2**31
+
 
 @dataclass(frozen=True)
 class Structure:
@@ -97,7 +100,7 @@ class Structure:
 
             @torch.no_grad()
             def other_draws(seed: int) -> Trace:
-                set_rng_seed(seed)
+                set_rng_seed(_FIRST_SEED + seed)
                 return run_guide(guide, guide, args, kwargs)
 
             model_trace = run_model(guide_trace)

@@ -482,7 +482,10 @@ def test_every_dependence_of_one_datum_on_another_is_found(repeatable):
             PartiallyCollapsedIWELBO(K=2).loss(model, coupled()[1])
 
 
-def test_data_that_read_each_others_draws_without_a_gradient():
+@pytest.mark.parametrize("seed", [0, 1])
+def test_data_that_read_each_others_draws_without_a_gradient(seed):
+    """Also where the seed is one that other draws might be made with."""
+    pyro.set_rng_seed(seed)
     with pytest.raises(NotImplementedError, match="depend on each other's draws"):
         PartiallyCollapsedIWELBO(K=2).loss(*coupled(grad=False))
 
