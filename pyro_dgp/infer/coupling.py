@@ -133,9 +133,10 @@ def distinct_words(number: int) -> tuple[Tensor, int]:
     :returns: The words as integers, [N], and the number of bits.
     """
     num_bits = next(t for t in count() if math.comb(t, t // 2) >= number)
-    word = torch.arange(2**num_bits)
-    weight = reduce(add, (word >> bit & 1 for bit in range(num_bits)), torch.zeros_like(word))
-    return word[weight == num_bits // 2][:number], num_bits
+    weight = torch.zeros(1, dtype=torch.int8)  # numbers of bits of 0, 1, 2, ...
+    for _ in range(num_bits):
+        weight = torch.cat([weight, weight + 1])
+    return (weight == num_bits // 2).nonzero()[:number, 0], num_bits
 
 
 def _local_densities(traces: tuple[Trace, Trace], roles: Roles) -> dict[tuple[int, str], Tensor]:
