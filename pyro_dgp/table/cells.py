@@ -92,7 +92,8 @@ def typed(
 ) -> tuple[pd.DataFrame, Conventions, list[str]]:
     """Columns of numbers (float64), of dates, and of texts (object), NaN where missing.
 
-    Columns of the dtype "category" become texts, even if these are codes, unless named otherwise.
+    Columns of the dtype "category" become texts, even if these are codes, but not if these are
+    dates, unless named otherwise.
 
     :param Table table: The table.
     :param Conventions conventions: Conventions given by the user; None means to be recognised.
@@ -107,7 +108,7 @@ def typed(
     """
     numeric, dates, categorical = list(numeric), list(dates), list(categorical)
     columns = named_columns(table.frame)
-    kinds = {n: "text" for n, c in columns if isinstance(c.dtype, pd.CategoricalDtype)}
+    kinds = {n: "text" for n, c in columns if _holds_labels(c.dtype)}
     kinds |= dict.fromkeys(numeric, "number") | dict.fromkeys(dates, "date")
     kinds |= dict.fromkeys(categorical, "text") | dict.fromkeys(lenient, "lenient")
     unknown = [name for name in kinds if name not in table.frame.columns and name not in lenient]
@@ -222,6 +223,13 @@ class _Texts:
         return float(
             (present.map(good.__contains__) | self.exact.loc[present.index].notna()).mean()
         )
+
+
+def _holds_labels(dtype: object) -> bool:
+    """Whether a column's values are labels; dates are kept as categories to save memory."""
+    if not isinstance(dtype, pd.CategoricalDtype):
+        return False
+    return not pd.api.types.is_datetime64_any_dtype(dtype.categories)
 
 
 def _holds_texts(column: pd.Series) -> bool:

@@ -225,6 +225,10 @@ def test_declared_categories_are_texts_unless_named_otherwise():
     frame["day"] = pd.Categorical(pd.to_datetime(["2021-03-04", None]))
     found, _, _ = typed(table, Conventions(), dates=["day"])
     assert found["day"].iloc[0] == pd.Timestamp("2021-03-04")
+    found, _, _ = typed(table, Conventions())
+    assert found["day"].iloc[0] == pd.Timestamp("2021-03-04")
+    found, _, _ = typed(table, Conventions(), categorical=["day"])
+    assert found["day"].iloc[0] == "2021-03-04 00:00:00"
 
 
 NUMBERS = st.lists(st.floats(-1e6, 1e6).map(lambda x: round(x, 3)), min_size=3, max_size=12).filter(
