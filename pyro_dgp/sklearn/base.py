@@ -177,7 +177,7 @@ class LatentDGPEstimator(BaseEstimator):
         if (fits.num_steps < wanted or fits.num_late) and not self.history_.interrupted:
             limit, plan = f"time_limit={self.time_limit}", f"{fits.num_steps} of {wanted} steps"
             told = f"{limit} leaves time for {plan}"
-            if fits.resumed:  # its learning rates fall to 0 at the end of its plan
+            if fits.resumed and fits.num_steps < wanted:  # its rates fall to 0 at the plan's end
                 told = (
                     f"The fit that checkpoint={str(self.checkpoint)!r} continues had planned "
                     f"{plan}, which stays so, whatever the limit: remove its files to plan anew"
