@@ -3,7 +3,6 @@
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 import pyro.distributions as dist
@@ -345,7 +344,7 @@ class PredictiveMixture(Composite):
         some = self.num_components >= _MANY and not self._averages
         return some and hasattr(self.parts[0], "coarse_cdf")
 
-    @cached_property
+    @functools.cached_property
     def _averages(self) -> list[tuple[float, Distribution]]:
         """Averages over the components of each part, and their shares; none if a part has none."""
         averages = [_averaged(part) for part in self.parts]
