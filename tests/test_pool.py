@@ -1,5 +1,10 @@
 """What stands beside the deep GP of a regressor: features, the pool, the schedule."""
 
+import signal
+import time
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -19,7 +24,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVR
 
-from pyro_dgp.sklearn import LatentDGPRegressor, base, regressor, schedule
+from pyro_dgp.sklearn import LatentDGPRegressor, base, processes, regressor, schedule
 from pyro_dgp.sklearn import features as features_module
 from pyro_dgp.sklearn.features import BoostingFeatures, CrossFittedFeatures, features_of
 from pyro_dgp.sklearn.members import Fold
@@ -313,7 +318,13 @@ def test_folds_that_are_late_say_nothing(monkeypatch, few_trees):
     assert model.pool_weights_ == {"dgp": 1.0}
 
 
-def test_processes_make_the_same_model():
+@pytest.fixture
+def little_is_enough(monkeypatch):
+    """Has processes started for a few steps."""
+    monkeypatch.setattr(schedule, "_LEAST_STEPS", 1)
+
+
+def test_processes_make_the_same_model(little_is_enough):
     X, y = data(60)
     options = {"n_estimators": 2, "num_steps": 4}
     one, two = (whole(**options, n_jobs=n).fit(X, y) for n in (1, 2))
@@ -321,23 +332,64 @@ def test_processes_make_the_same_model():
     assert len(two.members_) == 2
 
 
-def test_no_more_processes_than_fits(monkeypatch, few_trees):
-    started = []
+class PressingBar:
+    """A progress bar at which somebody presses Ctrl-C after some steps."""
 
-    class Sequential:
-        def __init__(self, n_jobs, **options):
-            started.append(n_jobs)
+    def __init__(self, num_steps):
+        self.num_steps, self.n = num_steps, 0
 
-        def __call__(self, jobs):
-            return [function(*arguments) for function, arguments, _ in jobs]
+    def __call__(self, **options):
+        return nullcontext(self)
 
-    monkeypatch.setattr(joblib, "Parallel", Sequential)
-    monkeypatch.setattr(joblib, "effective_n_jobs", lambda n_jobs: 16)
-    monkeypatch.setattr(schedule, "_run_alone", lambda job, num_threads: job.run())
+    def update(self, num_steps):
+        assert num_steps >= 0
+        before, self.n = self.n, self.n + num_steps
+        if before < self.num_steps <= self.n:
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_ends_all_processes_and_keeps_their_work(tmp_path, monkeypatch, little_is_enough):
     X, y = data(60)
-    for options in ({}, {"n_estimators": 2}, {"pool": False}):
-        whole(num_steps=2, n_jobs=-1, **options).fit(X, y)
-    assert started == [5, 6]
+    options = {"num_steps": 100_000, "n_jobs": 2, "checkpoint": tmp_path / "c.pt"}
+    options |= {"validation_fraction": 0.0, "pool": True}
+    monkeypatch.setattr(schedule, "tqdm", PressingBar(10))
+    model = whole(**options).fit(X, y)
+    first = model.history_.losses
+    assert model.history_.interrupted
+    assert len(first) < 100_000
+    assert model.pool_weights_ == {"dgp": 1.0}
+    assert np.isfinite(model.predict(X)).all()
+    monkeypatch.setattr(schedule, "tqdm", again := PressingBar(2 * len(first) + 500))
+    second = whole(**options).fit(X, y).history_.losses
+    assert len(first) < len(second) < 100_000
+    assert second[: len(first)] == first
+    assert again.n > len(second)  # of both processes, with the steps before
+
+
+def test_ctrl_c_before_a_process_has_begun(monkeypatch, little_is_enough):
+    def ended(*args):
+        signal.raise_signal(signal.SIGINT)
+        raise BrokenProcessPool
+
+    monkeypatch.setattr(processes.joblib, "Parallel", lambda *args, **options: ended)
+    with pytest.raises(KeyboardInterrupt):
+        whole(num_steps=2, n_jobs=2).fit(*data(60))
+
+
+def test_no_more_processes_than_are_worth_it(monkeypatch):
+    monkeypatch.setattr(joblib, "effective_n_jobs", lambda n_jobs: 16)
+
+    def number(num_folds=4, **options):
+        options = {"num_steps": 1000, "num_members": 1, "pooled": True, "deadline": None} | options
+        plan = schedule.Schedule(**options, n_jobs=-1, progress=False, checkpoint=None)
+        return schedule._num_processes(plan, num_folds)
+
+    assert number() == 5
+    assert number(num_members=3, num_folds=1) == 4
+    assert number(num_folds=0) == 1
+    assert number(num_steps=100) == 1
+    assert number(deadline=time.monotonic() + 30) == 1
+    assert number(deadline=time.monotonic() + 600) == 5
 
 
 @pytest.mark.parametrize("likelihood", ["heteroscedastic", "gaussian"])

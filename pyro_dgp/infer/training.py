@@ -1,13 +1,10 @@
 """Training: ``fit``, a thin loop over SVI, and optimisers."""
 
 import hashlib
-import signal
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -21,6 +18,7 @@ from tqdm.auto import tqdm
 from pyro_dgp._checks import check_integer
 from pyro_dgp.infer.checkpoint import read_checkpoint, restore, save_checkpoint
 from pyro_dgp.infer.guard import Guard
+from pyro_dgp.infer.interrupt import Interrupt
 from pyro_dgp.infer.loss import Loss
 from pyro_dgp.infer.minibatches import minibatches
 from pyro_dgp.infer.natural_gradient import NaturalGradient
@@ -120,8 +118,8 @@ def fit(
         :func:`minibatches`. None for equal frequencies.
     :param bool progress: Whether to show a progress bar.
     :param callback: A function called as ``callback(step, loss)`` after every step; True ends
-        training. If it has ``state_dict`` and ``load_state_dict``, its state is part of the
-        checkpoint.
+        training, and ``KeyboardInterrupt`` does what Ctrl-C does. If it has ``state_dict`` and
+        ``load_state_dict``, its state is part of the checkpoint.
     :param checkpoint: File in which parameters (not the buffers of modules), optimiser and random
         state are saved from time to time and at the end. If the file exists, training continues
         from it and gives the numbers of an uninterrupted run, to the last bit on the same machine.
@@ -197,14 +195,17 @@ def fit(
     start_time = saved_time = time.perf_counter()
     bar = tqdm(total=num_steps, initial=first, disable=not progress, unit="step")
     try:
-        with bar, _Interrupt() as interrupt:
+        with bar, Interrupt() as interrupt:
             for step in range(first, num_steps):
                 guarded.step = step
                 value: float = svi.step(*next(batches))  # pyright: ignore[reportAssignmentType]
                 _advance(optim, value)
                 history.losses.append(value)
                 if callback is not None:
-                    history.stopped = bool(callback(step, value))
+                    try:
+                        history.stopped = bool(callback(step, value))
+                    except KeyboardInterrupt:
+                        interrupt.seen = True
                 bar.update()
                 if step % 10 == 0:
                     bar.set_postfix(loss=f"{value:.4g}", refresh=False)
@@ -227,30 +228,6 @@ def fit(
 def _by_name(function: Callable, names: list[str]) -> Callable:
     """A function of positional arguments that passes them by name."""
     return lambda *values: function(**dict(zip(names, values, strict=True)))
-
-
-class _Interrupt:
-    """A context whose first Ctrl-C sets ``seen``; the second raises ``KeyboardInterrupt``."""
-
-    def __init__(self) -> None:
-        self.seen = False
-        self.previous = None
-
-    def __enter__(self) -> "_Interrupt":
-        # Only the main thread can handle signals; a handler installed by the caller is kept.
-        mine = threading.current_thread() is threading.main_thread()
-        if mine and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            self.previous = signal.signal(signal.SIGINT, self._handle)
-        return self
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.seen:
-            raise KeyboardInterrupt
-        self.seen = True
-
-    def __exit__(self, *_) -> None:
-        if self.previous is not None:
-            signal.signal(signal.SIGINT, self.previous)
 
 
 def _describe(optim: PyroOptim) -> str:

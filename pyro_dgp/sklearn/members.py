@@ -147,7 +147,7 @@ class Member:
         num_steps: int,
         *,
         held_out: Fold | None = None,
-        tick: Callable[[], bool] | None = None,
+        tick: Callable[[int], bool] | None = None,
         checkpoint: Path | None = None,
     ) -> "Member":
         """
@@ -157,7 +157,8 @@ class Member:
         :param int seed: Seed of training.
         :param int num_steps: Number of steps.
         :param Fold held_out: Rows whose score selects the best parameters; None for the last ones.
-        :param tick: A function called after every step; True ends training.
+        :param tick: A function called after every step with the number of steps done; True ends
+            training.
         :param checkpoint: File from which an interrupted training continues, or None.
         :returns: The member itself.
         """
@@ -240,13 +241,13 @@ class _Callback:
     """
 
     def __init__(
-        self, model: str, stopping: EarlyStopping | None, tick: Callable[[], bool] | None
+        self, model: str, stopping: EarlyStopping | None, tick: Callable[[int], bool] | None
     ) -> None:
         self.model, self.stopping, self.tick = model, stopping, tick
 
     def __call__(self, step: int, loss: float) -> bool:
         ended = self.stopping is not None and self.stopping(step, loss)
-        return (self.tick is not None and self.tick()) or ended
+        return (self.tick is not None and self.tick(step + 1)) or ended
 
     def state_dict(self) -> dict:
         stopping = None if self.stopping is None else self.stopping.state_dict()

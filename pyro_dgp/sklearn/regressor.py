@@ -109,8 +109,9 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
     :param int patience: Number of held-out scores, of 50 in all, without an improvement after which
         training ends; None for no limit.
     :param int num_samples: Number of components of the predictive mixture.
-    :param int n_jobs: Number of processes for the fits; None for 1, -1 for one per core. With one
-        process, Ctrl-C leaves a usable model.
+    :param int n_jobs: Number of processes for the fits, which are members and folds; -1 for one per
+        core. None for 1, unless ``joblib.parallel_config`` says otherwise. Where starting processes
+        would take longer, there is one.
     :param str dtype: Dtype of the deep GP, "float32" or "float64".
     :param str device: Torch device of the deep GP.
     :param checkpoint: File that ``fit`` writes, with others of the same name and a number, and from

@@ -17,6 +17,7 @@ from tqdm.auto import tqdm
 from pyro_dgp._files import write_json
 from pyro_dgp.sklearn.members import Fold, Member, Recipe
 from pyro_dgp.sklearn.pool import HeldOut, held_out_weights
+from pyro_dgp.sklearn.processes import in_processes
 
 __all__ = ["Fits", "Schedule", "fit_all"]
 
@@ -30,6 +31,10 @@ _NUM_SAMPLES = 200
 # Number of steps before timing, which are slower; of timed steps; and the share of the remaining
 # time that is used.
 _NUM_WARM, _NUM_TIMED, _SAFE = 3, 10, 0.8
+# Number of steps, and of seconds of the limit, for which it is worth starting processes.
+_LEAST_STEPS, _LEAST_SECONDS = 500, 60.0
+# Time to start a process, in seconds.
+_STARTING = 10.0
 
 
 @dataclass(frozen=True)
@@ -86,21 +91,22 @@ class _Job:
     checkpoint: Path | None
     prepared: tuple[Member, torch.Tensor] | None = None
 
-    def run(self, tick: Callable[[], object] | None = None) -> "_Done":
+    def run(self, update: Callable[[int], object]) -> "_Done":
         """Trains, and predicts the rows left out unless training ended early.
 
-        :param tick: A function called after every step.
+        :param update: A function called after every step with the number of new steps, among which
+            are those of a checkpoint.
         """
         train, seed = self.train, self.seed
         member, A = self.prepared or Member.prepared(
             self.recipe, train.X, train.y, train.weights, seed
         )
-        late = False
+        late, told = False, 0
 
-        def callback() -> bool:
-            nonlocal late
-            if tick is not None:
-                tick()
+        def callback(num_done: int) -> bool:
+            nonlocal late, told
+            new, told = num_done - told, num_done
+            update(new)
             late = self.deadline is not None and time.monotonic() > self.deadline
             return late
 
@@ -108,6 +114,8 @@ class _Job:
             self.recipe, (A, self.recipe.tensor(train.y)), train.weights, seed, self.num_steps,
             held_out=self.early, tick=callback, checkpoint=self.checkpoint,
         )  # fmt: skip
+        if len(member.history.losses) > told:  # all are from a checkpoint
+            update(len(member.history.losses) - told)
         late = late and len(member.history.losses) < self.num_steps
         # An unfinished fit would give pool weights that do not suit the finished ones.
         if self.test is None or late or member.history.interrupted:
@@ -159,12 +167,7 @@ def fit_all(
     folds = list(_folds(len(data.X), seed)) if schedule.pooled else []
     num_steps = schedule.num_steps
     prepared, resumed = None, False
-    # A worker process of another pool starts no processes.
-    alone = multiprocessing.parent_process() is not None
-    n_jobs = 1
-    if not alone:  # None is joblib's default, whatever its annotation says
-        given = joblib.effective_n_jobs(schedule.n_jobs)  # pyright: ignore[reportArgumentType]
-        n_jobs = min(given, schedule.num_members + len(folds))
+    n_jobs = _num_processes(schedule, len(folds))
     deadline = schedule.deadline
     if deadline is not None:
         num_steps, prepared = _planned(recipe, data, seed, schedule, deadline, len(folds), n_jobs)
@@ -183,32 +186,40 @@ def fit_all(
     for i, (train, test) in enumerate(folds):
         jobs.append(job(M + i, data[train], data[test], fold_steps, None))
     jobs[0] = replace(jobs[0], prepared=prepared)
-    done = []
     total = sum(one.num_steps for one in jobs)
     with tqdm(total=total, disable=not schedule.progress, unit="step") as bar:
         if n_jobs == 1:
-            for one in jobs:
-                done.append(one.run(bar.update))
-                if done[-1].member.history.interrupted:
-                    done[0].member.history.interrupted = True  # in whichever fit
-                    break
+            found = list(_in_turn(jobs, bar.update))
         else:
-            run = joblib.delayed(_run_alone)
-            parallel = joblib.Parallel(n_jobs, backend="loky", return_as="generator")
-            threads = max(1, joblib.cpu_count() // n_jobs)
-            results: Iterator[_Done]
-            results = parallel(run(one, threads) for one in jobs)  # pyright: ignore[reportAssignmentType]
-            for found in results:
-                bar.update(len(found.member.history.losses))
-                done.append(found)
-    members = [d.member for d in done[:M]]
+            found = list(in_processes(jobs, n_jobs, bar.update))
+    members = [one.member for one in found[:M] if one is not None]
+    if not members:  # nothing had begun
+        raise KeyboardInterrupt
+    done = [one for one in found if one is not None]
     parts = [d.fitted for d in done if d.fitted is not None]
     normal = [d.normal for d in done if d.normal is not None]
+    if any(member.history.interrupted for member in members):
+        parts = []  # the weights would be those of whole fits
+    if None in found or any(d.member.history.interrupted for d in done):
+        members[0].history.interrupted = True  # in whichever fit
     if parts and not _is_better(parts, normal, recipe):
         parts = normal
         for member in members:
             member.dgp.reset_latent_prior()
     return Fits(members, parts, num_steps, sum(d.late for d in done), resumed)
+
+
+def _num_processes(schedule: Schedule, num_folds: int) -> int:
+    """The number of processes: at most one per fit, and only one for so little work that starting
+    others would take longer, or in a worker process of another pool."""
+    work = schedule.num_steps * (schedule.num_members + _FOLD_SHARE * num_folds)
+    limit = np.inf if schedule.deadline is None else schedule.deadline - time.monotonic()
+    nested = multiprocessing.parent_process() is not None
+    if nested or work < _LEAST_STEPS or limit < _LEAST_SECONDS:
+        return 1
+    # None is joblib's default, whatever its annotation says.
+    given = joblib.effective_n_jobs(schedule.n_jobs)  # pyright: ignore[reportArgumentType]
+    return min(given, schedule.num_members + num_folds)
 
 
 def _is_better(parts: list[HeldOut], others: list[HeldOut], recipe: Recipe) -> bool:
@@ -222,9 +233,13 @@ def _is_better(parts: list[HeldOut], others: list[HeldOut], recipe: Recipe) -> b
     return bool(gain.mean() > gain.std() / np.sqrt(len(gain)))
 
 
-def _run_alone(job: _Job, num_threads: int) -> _Done:
-    torch.set_num_threads(num_threads)
-    return job.run()
+def _in_turn(jobs: list[_Job], update: Callable[[int], object]) -> Iterator[_Done]:
+    """Runs jobs one after the other; none after one that is interrupted."""
+    for job in jobs:
+        done = job.run(update)
+        yield done
+        if done.member.history.interrupted:
+            return
 
 
 def _folds(num_rows: int, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -264,12 +279,12 @@ def _planned(
     tensors = A, recipe.tensor(data.y)
     timed = replace(member, dgp=copy.deepcopy(member.dgp)).train(
         recipe, tensors, data.weights, seed, _NUM_WARM + _NUM_TIMED,
-        tick=lambda: times.append(time.monotonic()) or False,
+        tick=lambda _: times.append(time.monotonic()) or False,
     )  # fmt: skip
     if timed.history.interrupted:  # there is nothing to keep yet
         raise KeyboardInterrupt
     step = (times[-1] - times[_NUM_WARM - 1]) / _NUM_TIMED
-    left = deadline - time.monotonic()
+    left = deadline - time.monotonic() - (_STARTING if workers > 1 else 0.0)
     others = schedule.num_members + num_folds - 1
     left = _SAFE * left - preparing * others / workers
     whole = schedule.num_members + _FOLD_SHARE * num_folds

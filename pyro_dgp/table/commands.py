@@ -86,7 +86,7 @@ def add_fit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "--jobs",
         type=int,
         default=None,
-        help="number of processes (default 1; -1 for one per core)",
+        help="number of processes, -1 for one per core (default: -1 on the CPU, otherwise 1)",
     )
     fit.add_argument("--layers", type=int, default=2, help="number of GP layers (default 2)")
     fit.add_argument("--dtype", choices=("float32", "float64"), default="float32")

@@ -83,12 +83,13 @@ def fit_command(args: argparse.Namespace) -> int:
 def _trained(args: argparse.Namespace, files: "_Files", data: Prepared) -> Model:
     """The trained model; with fewer steps after Ctrl-C."""
     options = {"likelihood": args.likelihood} if args.likelihood else {}
+    default_jobs = -1 if args.device == "cpu" else 1
     if data.columns.classes is None:
         options["target_transform"] = args.transform
     model = task_of(data.columns).ESTIMATOR(
         num_layers=args.layers, dtype=args.dtype, device=args.device, random_state=args.seed,
         checkpoint=files.checkpoint, verbose=not args.quiet, time_limit=args.time_limit,
-        n_jobs=args.jobs, num_steps=args.steps, **options,
+        n_jobs=default_jobs if args.jobs is None else args.jobs, num_steps=args.steps, **options,
     )  # fmt: skip
     _check_same_options(files, args, data.X, data.y)
     try:

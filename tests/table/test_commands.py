@@ -117,6 +117,17 @@ def test_report(fitted, capsys, monkeypatch, tmp_path):
     assert "held-out" not in capsys.readouterr().out
 
 
+def test_all_cores_are_used_unless_told_otherwise(fitted, monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(
+        "pyro_dgp.sklearn.schedule._num_processes", lambda plan, _: asked.append(plan.n_jobs) or 1
+    )
+    command = ["fit", str(fitted / "houses.csv"), "--target", "price", *QUICK]
+    for options in ([], ["--jobs", "2"]):
+        assert main([*command, *options, "--output", str(tmp_path / "m.pt")]) == 0
+    assert asked == [-1, 2]
+
+
 def test_a_time_limit_is_told_in_a_line(fitted, capsys, tmp_path):
     command = ["fit", str(fitted / "houses.csv"), "--target", "price", "--steps", "100000"]
     command += ["--layers", "1", "--quiet", "--test-fraction", "0", "--time-limit", "4"]
