@@ -11,7 +11,9 @@ from pyro_dgp.infer import training
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    torch.set_num_threads(1)  # there are as many processes as cores
+    # There are as many processes as cores.
+    torch.set_num_threads(1)
+    os.environ["LOKY_MAX_CPU_COUNT"] = "1"
 
 
 @pytest.fixture(autouse=True)

@@ -46,6 +46,7 @@ SOURCES = "features must be 'auto', None, or of 'trees', 'boosting'"
         ),
         "no patience": (of_regressor(patience=0), ValueError, "patience must be at least 1"),
         "no time": (of_pool(time_limit=0), ValueError, "time_limit must be positive"),
+        "no processes": (of_pool(n_jobs=0), ValueError, "n_jobs must be at least 1, or -1 for one"),
         "no models": (of_pool(n_estimators=0), ValueError, "n_estimators must be at least 1"),
         "another kernel": (of_pool(kernel="linear"), ValueError, "kernel must be one of"),
         "another likelihood": (

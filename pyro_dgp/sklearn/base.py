@@ -22,7 +22,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor
 
 from pyro_dgp import __version__
-from pyro_dgp._checks import check_device, check_integer
+from pyro_dgp._checks import check_device, check_integer, check_jobs
 from pyro_dgp._files import read_tensors, write_tensors
 from pyro_dgp.gp import LatentDGP, PredictiveMixture
 from pyro_dgp.gp.kernels import KERNELS
@@ -166,7 +166,7 @@ class LatentDGPEstimator(BaseEstimator):
                 num_members=self.n_estimators,
                 pooled=pooled,
                 deadline=None if self.time_limit is None else start + self.time_limit,
-                n_jobs=self.n_jobs,
+                n_jobs=self._num_jobs(),
                 progress=self.verbose,
                 checkpoint=None if self.checkpoint is None else Path(self.checkpoint),
             ),
@@ -188,6 +188,11 @@ class LatentDGPEstimator(BaseEstimator):
                 ConvergenceWarning,
                 stacklevel=3,
             )
+
+    def _num_jobs(self) -> int:
+        """The number of processes asked for: several would share one GPU."""
+        default = -1 if torch.device(self.device).type == "cpu" else 1
+        return default if self.n_jobs is None else self.n_jobs
 
     def _fit_target_scale(self, y: np.ndarray, weights: np.ndarray | None) -> None:
         """Fits the transformation of :meth:`_scaled_targets` to the training targets."""
@@ -416,6 +421,8 @@ class LatentDGPEstimator(BaseEstimator):
         for name in ("num_steps", "patience"):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), 1)
+        if self.n_jobs is not None:
+            check_jobs("n_jobs", self.n_jobs)
         if not 0 <= self.validation_fraction < 1:
             raise ValueError(
                 "validation_fraction must be at least 0 and below 1, but it is "

@@ -45,7 +45,7 @@ class Schedule:
     :param int num_members: Number of members.
     :param bool pooled: Whether to hold out folds for a pool.
     :param deadline: End of the time limit, as of ``time.monotonic``, in seconds, or None.
-    :param int n_jobs: Number of processes; None for joblib's default.
+    :param int n_jobs: Largest number of processes, -1 for one per core.
     :param bool progress: Whether to show a progress bar.
     :param checkpoint: File from which interrupted fits continue, or None.
     """
@@ -54,7 +54,7 @@ class Schedule:
     num_members: int
     pooled: bool
     deadline: float | None
-    n_jobs: int | None
+    n_jobs: int
     progress: bool
     checkpoint: Path | None
 
@@ -217,9 +217,7 @@ def _num_processes(schedule: Schedule, num_folds: int) -> int:
     nested = multiprocessing.parent_process() is not None
     if nested or work < _LEAST_STEPS or limit < _LEAST_SECONDS:
         return 1
-    # None is joblib's default, whatever its annotation says.
-    given = joblib.effective_n_jobs(schedule.n_jobs)  # pyright: ignore[reportArgumentType]
-    return min(given, schedule.num_members + num_folds)
+    return min(joblib.effective_n_jobs(schedule.n_jobs), schedule.num_members + num_folds)
 
 
 def _is_better(parts: list[HeldOut], others: list[HeldOut], recipe: Recipe) -> bool:

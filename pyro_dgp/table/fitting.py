@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pyro_dgp._checks import check_seed
+from pyro_dgp._checks import check_jobs, check_seed
 from pyro_dgp._files import write_json
 from pyro_dgp.plots import pyplot
 from pyro_dgp.table.held_out import as_plain
@@ -39,8 +39,8 @@ __all__ = ["fit_command"]
 def fit_command(args: argparse.Namespace) -> int:
     """``pyro-dgp fit``."""
     check_seed("--seed", args.seed)
-    if args.jobs == 0:
-        raise ValueError("--jobs must be a number of processes, or -1 for one per core: 0.")
+    if args.jobs is not None:
+        check_jobs("--jobs", args.jobs)
     files = _Files.checked(args)
     data = prepared(args)
     print(f"{data.facts['rows']}, {data.facts['inputs']}.")
@@ -83,13 +83,12 @@ def fit_command(args: argparse.Namespace) -> int:
 def _trained(args: argparse.Namespace, files: "_Files", data: Prepared) -> Model:
     """The trained model; with fewer steps after Ctrl-C."""
     options = {"likelihood": args.likelihood} if args.likelihood else {}
-    default_jobs = -1 if args.device == "cpu" else 1
     if data.columns.classes is None:
         options["target_transform"] = args.transform
     model = task_of(data.columns).ESTIMATOR(
         num_layers=args.layers, dtype=args.dtype, device=args.device, random_state=args.seed,
         checkpoint=files.checkpoint, verbose=not args.quiet, time_limit=args.time_limit,
-        n_jobs=default_jobs if args.jobs is None else args.jobs, num_steps=args.steps, **options,
+        n_jobs=args.jobs, num_steps=args.steps, **options,
     )  # fmt: skip
     _check_same_options(files, args, data.X, data.y)
     try:

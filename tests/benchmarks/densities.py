@@ -282,7 +282,7 @@ def latent_dgp(**options) -> Callable[[Split, int], Prediction]:
     """Default settings but for ``options``."""
 
     def predicted(data: Split, seed: int) -> Prediction:
-        model = LatentDGPRegressor(random_state=seed, **options)
+        model = LatentDGPRegressor(random_state=seed, n_jobs=1, **options)
         return Fitted(model.fit(data.X_train, data.y_train), data.X_test)
 
     return predicted
