@@ -1,6 +1,5 @@
 """The common base of regressor and classifier: parameters, training, model files."""
 
-import copy
 import glob
 import json
 import math
@@ -29,8 +28,8 @@ from pyro_dgp.gp.kernels import KERNELS
 from pyro_dgp.gp.likelihoods import LIKELIHOODS, Likelihood, described, rebuilt
 from pyro_dgp.infer import TrainingHistory
 from pyro_dgp.sklearn.classes import ClassPool
-from pyro_dgp.sklearn.features import SOURCES, Estimator, JointFeatures
-from pyro_dgp.sklearn.members import Fold, Member, Recipe, isolated
+from pyro_dgp.sklearn.features import SOURCES, Estimator
+from pyro_dgp.sklearn.members import Fold, Member, Recipe
 from pyro_dgp.sklearn.pool import HeldOut, Pool
 from pyro_dgp.sklearn.scaling import fitted_scaler, numbers, scaler_of, transformed
 from pyro_dgp.sklearn.schedule import Schedule, fit_all
@@ -296,14 +295,6 @@ class LatentDGPEstimator(BaseEstimator):
         if not isinstance(self.random_state, int | np.integer | None):
             parameters["random_state"] = None  # a generator; the seed drawn from it is kept below
         names = getattr(self, "feature_names_in_", None)
-        members = [
-            {
-                "features": member.features.state(),
-                "scaler": {} if member.scaler is None else numbers(member.scaler),
-                "state": member.dgp.state_dict(),
-            }
-            for member in self.members_
-        ]
         if not all(isinstance(source, str) for source in self._sources()):
             parameters["features"] = None  # changed after fit
         fitted = {
@@ -328,7 +319,7 @@ class LatentDGPEstimator(BaseEstimator):
             "scaler": numbers(self._x_scaler),
             "targets": self._target_state(),
             "pool": self._pool.state(),
-            "members": members,
+            "members": [member.state() for member in self.members_],
         }
         write_tensors(state, Path(path))
 
@@ -376,41 +367,13 @@ class LatentDGPEstimator(BaseEstimator):
         model.extra_, model._dgp_options = fitted["extra"], fitted["dgp"]
         # Parameters may have been changed after fit.
         recipe = replace(model._recipe(rebuilt(fitted["likelihood"])), model=fitted["dgp"])
-        parts = zip(state["members"], fitted["history"], fitted["validation"], strict=True)
-        model.members_ = [
-            model._loaded_member(recipe, part, TrainingHistory(**history), *scores)
-            for part, history, scores in parts
-        ]
+        sizes = model.n_features_in_, model._num_outputs, model._num_rows
+        model.members_ = [Member.from_state(part, recipe, *sizes) for part in state["members"]]
+        histories = zip(model.members_, fitted["history"], fitted["validation"], strict=True)
+        for member, history, (steps, scores) in histories:
+            member.history = TrainingHistory(**history)
+            member.steps, member.scores = steps, scores
         return model
-
-    def _loaded_member(
-        self,
-        recipe: Recipe,
-        part: dict[str, Any],
-        history: TrainingHistory,
-        steps: list[int],
-        scores: list[float],
-    ) -> Member:
-        features = JointFeatures.from_state(part["features"])
-        scaler = scaler_of(**part["scaler"]) if part["scaler"] else None
-        num_inputs = self.n_features_in_ + len(part["scaler"].get("mean", ()))
-        # Any data of the right shape that the likelihood accepts give a model of this structure.
-        A = recipe.tensor(np.zeros((2, num_inputs)))
-        columns = recipe.likelihood.num_functions * self._num_outputs
-        f = torch.zeros(2, columns)
-        with isolated(0):
-            y = recipe.likelihood.predictive(f, f + 1).sample().to(A.dtype)
-            options = recipe.model | {
-                "num_inducing": min(recipe.model["num_inducing"], self._num_rows),
-                "likelihood": copy.deepcopy(recipe.likelihood),
-            }
-            dgp = LatentDGP.from_data(A, y, **options)
-            for name, p in dgp.named_parameters():
-                # Noise variances and intercepts may be shared, or one per output.
-                p.data = p.new_empty(part["state"][name].shape)
-            dgp.load_state_dict(part["state"])
-        dgp.num_data = self._num_rows
-        return Member(features, scaler, dgp, history, steps, scores)
 
     def _check_parameters(self) -> None:
         for name, least in (

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyro
@@ -18,8 +19,8 @@ from pyro_dgp.infer import DRegIWELBO, TrainingHistory, fit
 from pyro_dgp.infer.callbacks import EarlyStopping
 from pyro_dgp.infer.random_state import untouched_random_state
 from pyro_dgp.infer.training import annealed_adam
-from pyro_dgp.sklearn.features import Features, features_of
-from pyro_dgp.sklearn.scaling import mean_and_scale
+from pyro_dgp.sklearn.features import Features, JointFeatures, features_of
+from pyro_dgp.sklearn.scaling import mean_and_scale, numbers, scaler_of
 
 __all__ = ["Fold", "Member", "Recipe", "isolated"]
 
@@ -81,13 +82,14 @@ class Recipe:
         """An array as a tensor of this dtype on this device."""
         return torch.as_tensor(array, dtype=getattr(torch, self.dtype), device=self.device)
 
-    def new_dgp(self, A: torch.Tensor, y: torch.Tensor) -> LatentDGP:
+    def new_dgp(self, A: torch.Tensor, y: torch.Tensor, num_rows: int) -> LatentDGP:
         """An untrained deep GP.
 
         :param torch.Tensor A: Inputs and features, [N, D + F].
         :param torch.Tensor y: Targets, [N] or [N, P].
+        :param int num_rows: Number of training rows.
         """
-        options = {**self.model, "num_inducing": min(self.model["num_inducing"], len(A))}
+        options = {**self.model, "num_inducing": min(self.model["num_inducing"], num_rows)}
         return LatentDGP.from_data(A, y, likelihood=copy.deepcopy(self.likelihood), **options)
 
 
@@ -135,7 +137,7 @@ class Member:
             values = scaler.fit_transform(values)
         A = recipe.tensor(np.concatenate([X, values], 1))
         with isolated(seed):
-            dgp = recipe.new_dgp(A, recipe.tensor(y))
+            dgp = recipe.new_dgp(A, recipe.tensor(y), len(A))
         return cls(features, scaler, dgp), A
 
     def train(
@@ -225,6 +227,46 @@ class Member:
         A = torch.as_tensor(A, dtype=like.dtype, device=like.device)
         p = self.dgp.predict(A, num_samples, shared_draws=True, z=z, generator=generator)
         return p.drawn(generator)
+
+    def state(self) -> dict[str, Any]:
+        """What :meth:`from_state` needs, as tensors and plain data; not the history."""
+        return {
+            "features": self.features.state(),
+            "scaler": {} if self.scaler is None else numbers(self.scaler),
+            "state": self.dgp.state_dict(),
+        }
+
+    @classmethod
+    def from_state(
+        cls,
+        state: dict[str, Any],
+        recipe: Recipe,
+        num_inputs: int,
+        num_outputs: int,
+        num_rows: int,
+    ) -> "Member":
+        """A member from what :meth:`state` gave.
+
+        :param dict state: The state.
+        :param Recipe recipe: The settings of its training, with the trained likelihood's structure.
+        :param int num_inputs: Number D of inputs.
+        :param int num_outputs: Number P of targets.
+        :param int num_rows: Number of training rows.
+        """
+        features = JointFeatures.from_state(state["features"])
+        scaler = scaler_of(**state["scaler"]) if state["scaler"] else None
+        # Any data of the right shape that the likelihood accepts give a model of this structure.
+        A = recipe.tensor(np.zeros((2, num_inputs + len(state["scaler"].get("mean", ())))))
+        f = torch.zeros(2, recipe.likelihood.num_functions * num_outputs)
+        with isolated(0):
+            y = recipe.likelihood.predictive(f, f + 1).sample().to(A.dtype)
+            dgp = recipe.new_dgp(A, y, num_rows)
+            for name, p in dgp.named_parameters():
+                # Noise variances and intercepts may be shared, or one per output.
+                p.data = p.new_empty(state["state"][name].shape)
+            dgp.load_state_dict(state["state"])
+        dgp.num_data = num_rows
+        return cls(features, scaler, dgp)
 
     def _held_out_score(self, rows: Fold, recipe: Recipe, seed: int) -> float:
         generator = torch.Generator(recipe.device).manual_seed(seed)
