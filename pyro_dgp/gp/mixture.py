@@ -14,6 +14,7 @@ from pyro_dgp.gp.batches import converted, held, mapped
 from pyro_dgp.gp.crps import evenly, expected_abs, integrated_crps, mean_distance, summed_crps
 from pyro_dgp.gp.derived import Composite
 from pyro_dgp.gp.likelihoods.collapsed import Marginal
+from pyro_dgp.gp.parts import at_mass, averaged, has_mass, one_output, rescaled
 from pyro_dgp.gp.quantiles import bracket, invert, invert_on_lattice, invert_smooth
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ class PredictiveMixture(Composite):
         :param loc: Shift, a number, or one per output [P].
         :param scale: Positive factor, a number, or one per output [P].
         """
-        return self._with([_affine(part, loc, scale) for part in self.parts])
+        return self._with([rescaled(part, loc, scale) for part in self.parts])
 
     def marginal(self, output: int) -> "PredictiveMixture":
         """The distribution of one of several outputs: batch shape [N], no event shape.
@@ -136,7 +137,7 @@ class PredictiveMixture(Composite):
             raise ValueError(
                 f"output must be from 0 to {self.event_shape[-1] - 1}, but it is {output}."
             )
-        return PredictiveMixture([_output(p, output) for p in self.parts], validate_args=False)
+        return PredictiveMixture([one_output(p, output) for p in self.parts], validate_args=False)
 
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> "Self":
         """The mixture in another dtype and on another device."""
@@ -237,16 +238,16 @@ class PredictiveMixture(Composite):
             found = zip(parts, p.split(_ROWS, dim), strict=True)
             return torch.cat([self[rows].icdf(p_rows) for rows, p_rows in found], dim)
         if not self._is_coarse:
-            return _at_mass(self.parts[0], self._inverse(self.cdf, p, *bracket(self.cdf, p)))
+            return at_mass(self.parts[0], self._inverse(self.cdf, p, *bracket(self.cdf, p)))
         # First with few nodes per component, to a relative error of 1e-3, then exactly from there.
         x = self._inverse(self._score_cdf, p, *bracket(self._score_cdf, p), 1e-3)
         width = 1e-3 * x.abs() + (1e-6 if self.lattice is None else self.lattice[1])
         x = self._inverse(self.cdf, p, *bracket(self.cdf, p, x, width))
-        return _at_mass(self.parts[0], x)
+        return at_mass(self.parts[0], x)
 
     def has_mass(self, value: Tensor) -> Tensor:
         """Whether ``log_prob`` at a value is the logarithm of a probability, not of a density."""
-        return _has_mass(self.parts[0], value) | (self.lattice is not None)
+        return has_mass(self.parts[0], value) | (self.lattice is not None)
 
     def quantile(self, q: Tensor | float) -> Tensor:
         """Quantiles of each output's marginal.
@@ -347,7 +348,7 @@ class PredictiveMixture(Composite):
     @functools.cached_property
     def _averages(self) -> list[tuple[float, Distribution]]:
         """Averages over the components of each part, and their shares; none if a part has none."""
-        averages = [_averaged(part) for part in self.parts]
+        averages = [averaged(part) for part in self.parts]
         shares = [part.batch_shape[0] / self.num_components for part in self.parts]
         found = [(s, a) for s, a in zip(shares, averages, strict=True) if a is not None]
         return found if len(found) == len(self.parts) else []
@@ -406,97 +407,6 @@ def sorted_sample(normal: Normal) -> Tensor:
     return (loc + z * scale).movedim(0, -1).contiguous().sort(-1).values.movedim(-1, 0)
 
 
-class _Affine(Composite):
-    """loc + scale y, elementwise."""
-
-    def __init__(
-        self,
-        base: Distribution,
-        loc: Tensor | float,
-        scale: Tensor | float,
-        validate_args: bool | None = None,
-    ) -> None:
-        self.base, self.loc, self.scale = base, loc, scale
-        super().__init__(base.batch_shape, validate_args=validate_args)
-
-    @property
-    def support(self) -> constraints.Constraint:
-        return constraints.real
-
-    @property
-    def num_nodes(self) -> int:
-        return getattr(self.base, "num_nodes", 1)
-
-    @property
-    def lattice(self) -> tuple[float, float] | None:
-        lattice = getattr(self.base, "lattice", None)
-        if lattice is None or torch.as_tensor(self.loc + self.scale).numel() > 1:
-            return None  # there is none, or it differs between outputs
-        found = self.loc + self.scale * lattice[0], self.scale * lattice[1]
-        # Decimal numbers, as the targets were written, without the rounding of standardisation.
-        origin, step = (float(f"{float(v):.12g}") for v in found)
-        return origin, step
-
-    @property
-    def mean(self) -> Tensor:
-        return self.loc + self.scale * self.base.mean
-
-    @property
-    def variance(self) -> Tensor:
-        return self.scale**2 * self.base.variance
-
-    def averaged(self) -> "_Affine | None":
-        """The distribution averaged over the first dimension, for its ``cdf``; None for none."""
-        base = _averaged(self.base)
-        return None if base is None else _Affine(base, self.loc, self.scale, validate_args=False)
-
-    def coarse_cdf(self, value: Tensor) -> Tensor:
-        coarse = getattr(self.base, "coarse_cdf", self.base.cdf)
-        return coarse(self._back(value))
-
-    def _back(self, value: Tensor) -> Tensor:
-        return (value - self.loc) / self.scale
-
-    def cdf(self, value: Tensor) -> Tensor:
-        return self.base.cdf(self._back(value))
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        log_prob = self.base.log_prob(self._back(value))
-        # Densities are per unit of y; probabilities are not.
-        per_unit = log_prob - torch.as_tensor(self.scale).log()
-        return torch.where(self.has_mass(value), log_prob, per_unit)
-
-    def has_mass(self, value: Tensor) -> Tensor:
-        """Whether ``log_prob`` at a value is the logarithm of a probability, not of a density."""
-        return _has_mass(self.base, self._back(value))
-
-    def at_mass(self, value: Tensor) -> Tensor:
-        """The value, or that with a probability which it is next to."""
-        within = self._back(value)
-        moved = _at_mass(self.base, within)
-        return torch.where(moved == within, value, self.loc + self.scale * moved)
-
-    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        return self.loc + self.scale * self.base.sample(torch.Size(sample_shape))
-
-
-def _has_mass(part: Distribution, value: Tensor) -> Tensor:
-    """Whether ``log_prob`` of components is the logarithm of a probability, not of a density."""
-    if isinstance(part, Marginal | _Affine):
-        return part.has_mass(value)
-    discrete = getattr(part, "lattice", None) is not None
-    return torch.full_like(value, discrete, dtype=torch.bool)
-
-
-def _averaged(part: Distribution) -> Distribution | None:
-    return part.averaged() if isinstance(part, Marginal | _Affine) else None
-
-
-def _at_mass(part: Distribution, value: Tensor) -> Tensor:
-    """The value, or that with a probability which it is next to."""
-    return part.at_mass(value) if isinstance(part, Marginal | _Affine) else value
-
-
 def _sum(terms: Iterable[Tensor]) -> Tensor:
     return functools.reduce(torch.add, terms)
 
@@ -511,21 +421,3 @@ def _normal_density(component: Normal, y: Tensor) -> Tensor:
     inverse = component.scale.reciprocal()
     z = (y - component.loc).mul_(math.sqrt(0.5 / math.log(2)) * inverse)
     return z.square_().neg_().exp2_().mul_(inverse)
-
-
-def _output(part: Distribution, output: int) -> Distribution:
-    """The distribution [S, N] of one output of a batch [S, N, P]."""
-    if isinstance(part, _Affine):
-        loc, scale = (
-            v[output] if isinstance(v, Tensor) and v.dim() else v for v in (part.loc, part.scale)
-        )
-        return _Affine(_output(part.base, output), loc, scale, validate_args=False)
-    # By position, since parameters may have further dimensions at the end.
-    where = (slice(None),) * (len(part.batch_shape) - 1) + (output,)
-    return mapped(part, lambda t: t[where])
-
-
-def _affine(part: Distribution, loc: Tensor | float, scale: Tensor | float) -> Distribution:
-    if isinstance(part, Normal):
-        return dist.Normal(loc + scale * part.loc, scale * part.scale, validate_args=False)
-    return _Affine(part, loc, scale, validate_args=False)

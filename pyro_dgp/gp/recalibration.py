@@ -12,7 +12,8 @@ from torch.distributions import Normal, constraints
 from pyro_dgp.gp.crps import evenly, integrated_crps, interval, rising, summed_crps
 from pyro_dgp.gp.derived import Derived
 from pyro_dgp.gp.likelihoods.special import log_ndtr
-from pyro_dgp.gp.mixture import _MOST_LATTICE_POINTS, _TAIL, PredictiveMixture, _at_mass
+from pyro_dgp.gp.mixture import _MOST_LATTICE_POINTS, _TAIL, PredictiveMixture
+from pyro_dgp.gp.parts import at_mass
 from pyro_dgp.gp.quantiles import bracket, invert, invert_on_lattice
 from pyro_dgp.gp.transformed import transformed_moments
 
@@ -185,7 +186,7 @@ class Recalibrated(Derived[PredictiveMixture]):
         shape = torch.Size(sample_shape) + self.batch_shape
         p = torch.rand(shape, dtype=torch.float64).to(self.base._tensor(0.0).device)
         found = self._with(self._exact)._by_rows(_quantiles, p)
-        return self._like_base(_at_mass(self._exact.parts[0], found))
+        return self._like_base(at_mass(self._exact.parts[0], found))
 
     @property
     def _exact(self) -> PredictiveMixture:

@@ -1,0 +1,125 @@
+"""Distributions that are parts of a mixture: on another scale, of one output, averaged."""
+
+from collections.abc import Sequence
+
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+from torch.distributions import Distribution, Normal, constraints
+
+from pyro_dgp.gp.batches import mapped
+from pyro_dgp.gp.derived import Composite
+from pyro_dgp.gp.likelihoods.collapsed import Marginal
+
+__all__ = ["Affine", "at_mass", "averaged", "has_mass", "one_output", "rescaled"]
+
+
+class Affine(Composite):
+    """loc + scale y, elementwise."""
+
+    def __init__(
+        self,
+        base: Distribution,
+        loc: Tensor | float,
+        scale: Tensor | float,
+        validate_args: bool | None = None,
+    ) -> None:
+        self.base, self.loc, self.scale = base, loc, scale
+        super().__init__(base.batch_shape, validate_args=validate_args)
+
+    @property
+    def support(self) -> constraints.Constraint:
+        return constraints.real
+
+    @property
+    def num_nodes(self) -> int:
+        return getattr(self.base, "num_nodes", 1)
+
+    @property
+    def lattice(self) -> tuple[float, float] | None:
+        lattice = getattr(self.base, "lattice", None)
+        if lattice is None or torch.as_tensor(self.loc + self.scale).numel() > 1:
+            return None  # there is none, or it differs between outputs
+        found = self.loc + self.scale * lattice[0], self.scale * lattice[1]
+        # Decimal numbers, as the targets were written, without the rounding of standardisation.
+        origin, step = (float(f"{float(v):.12g}") for v in found)
+        return origin, step
+
+    @property
+    def mean(self) -> Tensor:
+        return self.loc + self.scale * self.base.mean
+
+    @property
+    def variance(self) -> Tensor:
+        return self.scale**2 * self.base.variance
+
+    def averaged(self) -> "Affine | None":
+        """The distribution averaged over the first dimension, for its ``cdf``; None for none."""
+        base = averaged(self.base)
+        return None if base is None else Affine(base, self.loc, self.scale, validate_args=False)
+
+    def coarse_cdf(self, value: Tensor) -> Tensor:
+        coarse = getattr(self.base, "coarse_cdf", self.base.cdf)
+        return coarse(self._back(value))
+
+    def _back(self, value: Tensor) -> Tensor:
+        return (value - self.loc) / self.scale
+
+    def cdf(self, value: Tensor) -> Tensor:
+        return self.base.cdf(self._back(value))
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        log_prob = self.base.log_prob(self._back(value))
+        # Densities are per unit of y; probabilities are not.
+        per_unit = log_prob - torch.as_tensor(self.scale).log()
+        return torch.where(self.has_mass(value), log_prob, per_unit)
+
+    def has_mass(self, value: Tensor) -> Tensor:
+        """Whether ``log_prob`` at a value is the logarithm of a probability, not of a density."""
+        return has_mass(self.base, self._back(value))
+
+    def at_mass(self, value: Tensor) -> Tensor:
+        """The value, or that with a probability which it is next to."""
+        within = self._back(value)
+        moved = at_mass(self.base, within)
+        return torch.where(moved == within, value, self.loc + self.scale * moved)
+
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        return self.loc + self.scale * self.base.sample(torch.Size(sample_shape))
+
+
+def has_mass(part: Distribution, value: Tensor) -> Tensor:
+    """Whether ``log_prob`` of components is the logarithm of a probability, not of a density."""
+    if isinstance(part, Marginal | Affine):
+        return part.has_mass(value)
+    discrete = getattr(part, "lattice", None) is not None
+    return torch.full_like(value, discrete, dtype=torch.bool)
+
+
+def averaged(part: Distribution) -> Distribution | None:
+    """The distribution averaged over the first dimension, for its ``cdf``; None for none."""
+    return part.averaged() if isinstance(part, Marginal | Affine) else None
+
+
+def at_mass(part: Distribution, value: Tensor) -> Tensor:
+    """The value, or that with a probability which it is next to."""
+    return part.at_mass(value) if isinstance(part, Marginal | Affine) else value
+
+
+def one_output(part: Distribution, output: int) -> Distribution:
+    """The distribution [S, N] of one output of a batch [S, N, P]."""
+    if isinstance(part, Affine):
+        loc, scale = (
+            v[output] if isinstance(v, Tensor) and v.dim() else v for v in (part.loc, part.scale)
+        )
+        return Affine(one_output(part.base, output), loc, scale, validate_args=False)
+    # By position, since parameters may have further dimensions at the end.
+    where = (slice(None),) * (len(part.batch_shape) - 1) + (output,)
+    return mapped(part, lambda t: t[where])
+
+
+def rescaled(part: Distribution, loc: Tensor | float, scale: Tensor | float) -> Distribution:
+    """The distribution of loc + scale y."""
+    if isinstance(part, Normal):
+        return dist.Normal(loc + scale * part.loc, scale * part.scale, validate_args=False)
+    return Affine(part, loc, scale, validate_args=False)
