@@ -376,6 +376,23 @@ def test_ctrl_c_before_a_process_has_begun(monkeypatch, little_is_enough):
         whole(num_steps=2, n_jobs=2).fit(*data(60))
 
 
+@pytest.mark.parametrize(
+    ("options", "most_rows", "n_jobs"),
+    [({}, 60, -1), ({}, 59, 1), ({"n_jobs": 2}, 59, 2), ({"device": "cpu:0"}, 60, -1)],
+)
+def test_number_of_processes_by_default(options, most_rows, n_jobs, monkeypatch):
+    class Asked(Exception):
+        pass
+
+    def fit_all(*args, schedule, **options):
+        raise Asked(schedule.n_jobs)
+
+    monkeypatch.setattr(base, "fit_all", fit_all)
+    monkeypatch.setattr(base, "_MOST_ROWS_BY_PROCESSES", most_rows)
+    with pytest.raises(Asked, match=f"^{n_jobs}$"):
+        whole(validation_fraction=0.0, **options).fit(*data(60))
+
+
 def test_no_more_processes_than_are_worth_it(monkeypatch):
     monkeypatch.setattr(joblib, "effective_n_jobs", lambda n_jobs: 16)
 

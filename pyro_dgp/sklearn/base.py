@@ -45,6 +45,8 @@ _FORMAT = "pyro_dgp model 4"
 _LEAST_TO_SPLIT, _LEAST_TO_POOL = 30, 20
 # With more training rows than this, the number of steps is doubled.
 _MANY_ROWS = 5000
+# Most training rows for several processes by default.
+_MOST_ROWS_BY_PROCESSES = 50_000
 # Most rows held out; more make a score slower and hardly more precise.
 _MOST_HELD_OUT = 2000
 
@@ -189,9 +191,14 @@ class LatentDGPEstimator(BaseEstimator):
             )
 
     def _num_jobs(self) -> int:
-        """The number of processes asked for: several would share one GPU."""
-        default = -1 if torch.device(self.device).type == "cpu" else 1
-        return default if self.n_jobs is None else self.n_jobs
+        """The number of processes asked for.
+
+        By default, several processes do not share one GPU, nor hold many rows and their trees each.
+        """
+        if self.n_jobs is not None:
+            return self.n_jobs
+        shared = torch.device(self.device).type != "cpu" or self._num_rows > _MOST_ROWS_BY_PROCESSES
+        return 1 if shared else -1
 
     def _fit_target_scale(self, y: np.ndarray, weights: np.ndarray | None) -> None:
         """Fits the transformation of :meth:`_scaled_targets` to the training targets."""

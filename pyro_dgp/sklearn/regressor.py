@@ -110,8 +110,8 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
         training ends; None for no limit.
     :param int num_samples: Number of components of the predictive mixture.
     :param int n_jobs: Number of processes for the fits, which are members and folds; -1 for one per
-        core, None for that on the CPU and for 1 on other devices. Where starting processes would
-        take longer, and in a worker process of another pool, there is one.
+        core, None for that on the CPU with at most 50,000 rows and otherwise for 1. Where starting
+        processes would take longer, and in a worker process of another pool, there is one.
     :param str dtype: Dtype of the deep GP, "float32" or "float64".
     :param str device: Torch device of the deep GP.
     :param checkpoint: File that ``fit`` writes, with others of the same name and a number, and from

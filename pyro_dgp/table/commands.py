@@ -86,7 +86,8 @@ def add_fit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "--jobs",
         type=int,
         default=None,
-        help="number of processes, -1 for one per core (default: -1 on the CPU, otherwise 1)",
+        help="number of processes, -1 for one per core (default: -1 on the CPU with at most 50,000 "
+        "rows, otherwise 1)",
     )
     fit.add_argument("--layers", type=int, default=2, help="number of GP layers (default 2)")
     fit.add_argument("--dtype", choices=("float32", "float64"), default="float32")
