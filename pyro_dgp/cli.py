@@ -45,12 +45,12 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         return args.command(args)
+    except ArithmeticError as error:  # some are a ValueError, too
+        print(f"pyro-dgp: training failed: {error}", file=sys.stderr)
+        return 3
     except (ValueError, OSError, ImportError) as error:
         print(f"pyro-dgp: error: {error}", file=sys.stderr)
         return 2
-    except ArithmeticError as error:
-        print(f"pyro-dgp: training failed: {error}", file=sys.stderr)
-        return 3
     except RuntimeError as error:
         print(f"pyro-dgp: failed: {error}", file=sys.stderr)
         return 3

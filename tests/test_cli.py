@@ -307,6 +307,22 @@ def test_reproduce_goes_on_after_ctrl_c(ctrl_c_at, monkeypatch, tmp_path, capsys
         assert (tmp_path / f"{name}.png").stat().st_size > 10_000
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--lr", "1e300", "--layers", "1"], "Step 1: the loss is not finite at"),
+        (["--lr", "1e10", "--inducing", "128"], "has no Cholesky factor"),
+    ],
+)
+def test_training_that_diverges(monkeypatch, tmp_path, capsys, options, message):
+    monkeypatch.setenv("PYRO_DGP_DATA", str(DATA))
+    command = ["train", "forest", "--steps", "5", "--K", "2", "--quiet", *options]
+    assert cli.main([*command, "--output", str(tmp_path)]) == 3
+    assert re.search(f"training failed: .*{message}", capsys.readouterr().err)
+    (record,) = tmp_path.glob("*.json")
+    assert message in json.loads(record.read_text())["error"]
+
+
 def test_reproduce_where_every_run_fails(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("PYRO_DGP_DATA", str(DATA))
     monkeypatch.setattr(runs.RunConfig, "elbo", lambda self: 1 / 0)

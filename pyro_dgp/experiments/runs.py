@@ -140,7 +140,7 @@ def run(
         Ctrl-C there is no evaluation: ``interrupted`` is set, and the record is not written.
     :raises ValueError: If the data set is unknown or not the right one, or an option out of range.
     :raises FileNotFoundError: If the data set is missing.
-    :raises NonFiniteError: If training diverged; a record with the error is written.
+    :raises ArithmeticError: If training diverged; a record with the error is written.
     """
     if folder is not None and Path(folder).exists() and not Path(folder).is_dir():
         raise ValueError(f"{folder} is a file; name a folder for the results.")
@@ -148,9 +148,10 @@ def run(
     path = None if folder is None else record_path(config, folder)
     try:
         dgp, history = train(config, checkpoint, progress, checkpoint_interval=checkpoint_interval)
-    except NonFiniteError as error:
+    except ArithmeticError as error:
         if path is not None:
-            write_json(failure(config, error) | {"steps_done": error.step}, path)
+            done = {"steps_done": error.step} if isinstance(error, NonFiniteError) else {}
+            write_json(failure(config, error) | done, path)
         raise
     if history.interrupted:
         steps = len(history.losses)

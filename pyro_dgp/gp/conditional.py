@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "CholeskyError",
     "WhitenedConditional",
     "stable_cholesky",
     "whitened_conditional",
@@ -34,6 +35,10 @@ _ROWS = 1024
 _BLOCK = 32
 
 
+class CholeskyError(ValueError, ArithmeticError):
+    """A matrix has no Cholesky factor: a wrong argument, or one that has diverged in training."""
+
+
 def stable_cholesky(matrix: Tensor, jitter: float = 1e-6, name: str = "the matrix") -> Tensor:
     """Cholesky factor of ``matrix + jitter * mean(diagonal) * I``, with more jitter if needed.
 
@@ -45,7 +50,7 @@ def stable_cholesky(matrix: Tensor, jitter: float = 1e-6, name: str = "the matri
     :param float jitter: Relative jitter of the first attempt.
     :param str name: Name of the matrix's owner, for messages.
     :returns: The lower-triangular factor, [M, M].
-    :raises ValueError: If the matrix holds NaN or infinity, or every attempt fails.
+    :raises CholeskyError: If the matrix holds NaN or infinity, or every attempt fails.
     """
     scale = matrix.diagonal().mean()
     eye = _eye_like(matrix)
@@ -62,11 +67,11 @@ def stable_cholesky(matrix: Tensor, jitter: float = 1e-6, name: str = "the matri
                 )
             return tril
     if not bool(torch.isfinite(matrix).all()):
-        raise ValueError(
+        raise CholeskyError(
             f"{name}: the kernel matrix of the inducing inputs holds NaN or infinity. A kernel "
             "hyperparameter or an inducing input has diverged: lower the learning rate."
         )
-    raise ValueError(
+    raise CholeskyError(
         f"{name}: the kernel matrix of the inducing inputs has no Cholesky factor, even with a "
         f"relative jitter of {base * _JITTER_FACTORS[-1]:.0e}. Use float64, fewer inducing inputs "
         "or a larger `jitter`."

@@ -1,7 +1,8 @@
 """Losses and gradients that are not finite are detected before the optimiser takes a step."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pyro
@@ -41,7 +42,7 @@ class Guard:
         self.parameters: dict[str, Tensor] = {}
 
     def __call__(self, model: Callable, guide: Callable, *args: Any, **kwargs: Any) -> float:
-        with poutine.trace(param_only=True) as params:
+        with poutine.trace(param_only=True) as params, self._explained(model, guide, args, kwargs):
             value = self.loss.loss_and_grads(model, guide, *args, **kwargs)
         if isinstance(value, tuple):
             raise ValueError(
@@ -59,6 +60,23 @@ class Guard:
             self.clear_gradients()
             raise NonFiniteError(self.step, "gradient", bad)
         return value
+
+    @contextmanager
+    def _explained(
+        self, model: Callable, guide: Callable, args: tuple, kwargs: dict
+    ) -> Iterator[None]:
+        """Pyro refuses distributions whose parameters are not finite before there is a loss."""
+        try:
+            yield
+        except ValueError as error:
+            bad = []
+            if self.step:  # else the model itself may be wrong
+                with suppress(ValueError):
+                    bad = _non_finite_sites(model, guide, args, kwargs)
+            if not bad:
+                raise
+            self.clear_gradients()
+            raise NonFiniteError(self.step, "loss", bad) from error
 
     def clear_gradients(self) -> None:
         """Clears gradients of a step that did not reach the optimiser, which would be added up."""

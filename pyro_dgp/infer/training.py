@@ -131,8 +131,8 @@ def fit(
         checkpoint if there is one, and returns normally; a second Ctrl-C ends it at once, without
         saving.
     :raises NonFiniteError: If a loss or a gradient is not finite; that step has changed no
-        parameter. (Pyro itself refuses NaN in the parameters of a distribution, with a
-        ``ValueError``.)
+        parameter. (At the first step, Pyro itself refuses NaN in the parameters of a distribution,
+        with a ``ValueError``.)
     :raises ValueError: If the data are no tensors or differ in their number of rows, an option is
         out of range, loss or optimiser are not of Pyro's kind, or the checkpoint is damaged, has
         more than ``num_steps`` steps, or is of another model or other settings.

@@ -184,6 +184,15 @@ def test_a_loss_that_is_not_finite_stops_before_the_step():
         assert value.unconstrained().grad is None
 
 
+def test_a_distribution_that_pyro_refuses_after_the_first_step():
+    def diverge(step, loss):
+        pyro.param("theta").data.fill_(float("nan"))
+
+    with pytest.raises(NonFiniteError, match="Step 1: the loss is not finite at z") as error:
+        run(callback=diverge)
+    assert "to satisfy the constraint" in str(error.value.__cause__)
+
+
 def test_a_gradient_that_is_not_finite_names_the_parameter():
     def bad_model(y):
         scale = pyro.param("scale", torch.tensor(0.0))
