@@ -104,7 +104,7 @@ def _snr(args: argparse.Namespace) -> int:
                 f"{args.record} says how its model was trained: of the options of training, only "
                 f"--seed has an effect, on the draws (not {', '.join(own)})."
             )
-        if not checkpoint_path(config, source).exists():
+        if config.num_steps and not checkpoint_path(config, source).exists():
             raise ValueError(
                 f"The model of {args.record} is not there: {checkpoint_path(config, source)}."
             )
