@@ -67,11 +67,16 @@ def test_demo_without_matplotlib(monkeypatch, tmp_path, capsys):
         (["train", "demo", "--lr-decay", "nan"], "lr_decay must be positive and finite"),
         (["train", "demo", "--lr", "-1"], "lr must be finite and at least 0, but it is -1"),
         (["train", "demo", "--natural-lr", "-1"], "natural_lr must be finite and"),
+        (["train", "demo", "--natural-lr", "2"], "natural_lr must be at most 1"),
         (["train", "demo", "--noise-variance", "0"], "noise_variance must be positive"),
         (["train", "demo", "--inducing", "0"], "num_inducing must be at least 1"),
         (["train", "demo", "--batch-size", "0", "--steps", "1"], "batch_size must be"),
         (["train", "demo", "--test-samples", "0", "--steps", "1"], "num_test_samples must be"),
         (["train", "demo", "--loss", "vi", "--K", "5"], "K has no effect with loss='vi'"),
+        (
+            ["train", "demo", "--layers", "1", "--latent-dim", "0", "--K", "3"],
+            "K has no effect with num_layers=1 and latent_dim=0",
+        ),
         (
             ["train", "demo", "--likelihood", "rounded", "--noise-variance", "0.1"],
             "noise_variance has no effect with likelihood='rounded'",
@@ -197,6 +202,16 @@ def test_snr_of_a_trained_model(monkeypatch, tmp_path, capsys):
     record.write_text("{}")
     assert cli.main(args) == 2
     assert "is no record of a run" in capsys.readouterr().err
+
+
+def test_snr_of_a_model_before_training(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("PYRO_DGP_DATA", str(DATA))
+    command = ["train", "forest", "--K", "2", "--steps", "0", "--test-samples", "10", "--quiet"]
+    assert cli.main([*command, "--output", str(tmp_path)]) == 0
+    (record,) = tmp_path.glob("*.json")
+    args = ["snr", str(record), *SNR, "--no-figure", "--output", str(tmp_path / "snr")]
+    assert cli.main(args) == 0
+    assert "DReG           10" in capsys.readouterr().out
 
 
 def test_snr_bad_options(tmp_path, capsys):

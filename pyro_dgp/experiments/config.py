@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_type_hints
 
+import numpy as np
 import torch
 from pyro.infer import TraceMeanField_ELBO
 from pyro.optim import PyroOptim
@@ -52,15 +53,18 @@ _TYPES = {
 }
 
 
-#: Options that have no effect with some values of another.
-_WITHOUT_EFFECT: dict[str, dict[str, Callable[[Any], bool]]] = {
-    "K": {"loss": lambda loss: loss == "vi"},
-    "learned_qz": {"latent_dim": lambda number: number == 0},
-    "noise_variance": {"likelihood": lambda name: name != "gaussian"},
-    "noise_scale": {"likelihood": lambda name: name != "heteroscedastic"},
-    "lr_decay": {"schedule": lambda name: name != "steps"},
-    "lr_decay_steps": {"schedule": lambda name: name != "steps"},
-    "mixing": {"num_layers": lambda number: number == 1},
+#: Options that have no effect with some values of others.
+_WITHOUT_EFFECT: dict[str, dict[tuple[str, ...], Callable[..., bool]]] = {
+    "K": {
+        ("loss",): lambda loss: loss == "vi",
+        ("num_layers", "latent_dim"): lambda *numbers: numbers == (1, 0),  # nothing is sampled
+    },
+    "learned_qz": {("latent_dim",): lambda number: number == 0},
+    "noise_variance": {("likelihood",): lambda name: name != "gaussian"},
+    "noise_scale": {("likelihood",): lambda name: name != "heteroscedastic"},
+    "lr_decay": {("schedule",): lambda name: name != "steps"},
+    "lr_decay_steps": {("schedule",): lambda name: name != "steps"},
+    "mixing": {("num_layers",): lambda number: number == 1},
 }
 
 
@@ -108,7 +112,7 @@ class RunConfig:
     :param int batch_size: Number of rows per minibatch, 64 or, if "fast", 200.
     :param float lr: Initial learning rate of Adam, 0.005 or, if "fast", 0.03.
     :param float natural_lr: Initial step size of natural gradients for q(u) of the last layer, 0.01
-        in the paper, 0.3 if "fast"; 0, the default otherwise, for Adam there, too.
+        in the paper, 0.3 if "fast", at most 1; 0, the default otherwise, for Adam there, too.
     :param float lr_decay: Factor of both step sizes every ``lr_decay_steps`` steps.
     :param int lr_decay_steps: Number of steps between two decays.
     :param str schedule: Schedule of both step sizes: the paper's, "steps", with ``lr_decay``; or
@@ -122,6 +126,8 @@ class RunConfig:
         after training (:meth:`~pyro_dgp.LatentDGP.fit_latent_prior`), in place of the paper's.
     :param int num_test_samples: Number of samples per test row.
     :param int num_evaluations: Number of estimates of the test log-likelihood; ten in the paper.
+    :raises TypeError: If a value has another type.
+    :raises ValueError: If a value is out of range, or values do not go together.
     """
 
     dataset: str
@@ -153,6 +159,7 @@ class RunConfig:
     num_evaluations: int = 1
 
     def __post_init__(self) -> None:
+        self._check_types()
         for name, value in SCHEDULES.get(self.schedule, {}).items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
@@ -185,6 +192,11 @@ class RunConfig:
                 raise ValueError(
                     f"{name} must be finite and at least 0, but it is {getattr(self, name)}."
                 )
+        if self.natural_lr > 1:
+            raise ValueError(
+                "natural_lr must be at most 1, a step that solves a conjugate model at once, but "
+                f"it is {self.natural_lr}."
+            )
         if self.frozen_noise_steps and self.likelihood != "gaussian":
             raise ValueError(
                 "frozen_noise_steps needs the noise variance of likelihood='gaussian', but the "
@@ -193,35 +205,45 @@ class RunConfig:
         if self.fit_latent_prior and not self.latent_dim:
             raise ValueError("fit_latent_prior needs a latent input: latent_dim must not be 0.")
 
+    def _check_types(self) -> None:
+        hints = get_type_hints(type(self))
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, np.generic):  # which JSON does not have
+                object.__setattr__(self, f.name, value := value.item())
+            if value is None and f.default is None:  # it depends on other options
+                continue
+            what, types = _TYPES[int if hints[f.name] == int | None else hints[f.name]]
+            if type(value) not in types:
+                shown = json.dumps(value, default=repr)
+                raise TypeError(f"{f.name} must be {what}, but it is {shown}")
+
     @classmethod
     def from_dict(cls, options: dict) -> "RunConfig":
         """Of options by their names, such as a record has; those that are no more are left out.
 
         :raises TypeError: If there is another name, or no ``dataset``, or a value of another type.
+        :raises ValueError: If a value is out of range.
         """
         options = {name: value for name, value in options.items() if name not in _RETIRED}
-        hints, defaults = get_type_hints(cls), {f.name: f.default for f in fields(cls)}
-        for name, value in options.items():
+        hints = get_type_hints(cls)
+        for name in options:
             if name not in hints:
                 raise TypeError(f"there is no option {name!r}; there are {', '.join(hints)}")
-            if value is None and defaults[name] is None:  # it depends on other options
-                continue
-            what, types = _TYPES[int if hints[name] == int | None else hints[name]]
-            if type(value) not in types:
-                raise TypeError(f"{name} must be {what}, but it is {json.dumps(value)}")
         return cls(**options)
 
     def check_effect(self, names: Iterable[str]) -> None:
         """Checks options that a user has chosen; those of a record are all there, needed or not.
 
         :param names: Names of the options.
-        :raises ValueError: If one of them has no effect, because of another.
+        :raises ValueError: If one of them has no effect, because of others.
         """
         for name in names:
-            for other, without_effect in _WITHOUT_EFFECT.get(name, {}).items():
-                value = getattr(self, other)
-                if without_effect(value):
-                    raise ValueError(f"{name} has no effect with {other}={value!r}: leave it out.")
+            for others, without_effect in _WITHOUT_EFFECT.get(name, {}).items():
+                values = {other: getattr(self, other) for other in others}
+                if without_effect(*values.values()):
+                    told = " and ".join(f"{other}={value!r}" for other, value in values.items())
+                    raise ValueError(f"{name} has no effect with {told}: leave it out.")
 
     @property
     def name(self) -> str:

@@ -31,6 +31,18 @@ def scored(change):
             of_options(schedule="other"),
             ValueError, "schedule must be one of steps, cosine, fast, not 'other'",
         ),
+        "a rate that is a text": (
+            of_options(lr="0.1"), TypeError, 'lr must be a number, but it is "0.1"'
+        ),
+        "a truth value that is a text": (
+            of_options(learned_qz="no"), TypeError, "learned_qz must be true or false"
+        ),
+        "samples that are an object": (
+            of_options(K=KeyError), TypeError, "K must be an integer, but it is .*KeyError"
+        ),
+        "natural gradients beyond the solution": (
+            of_options(natural_lr=1.5), ValueError, "natural_lr must be at most 1"
+        ),
         "a column of targets": (scored(lambda y: y[:, None]), ValueError, "does not fit X"),
         "fewer targets than rows": (scored(lambda y: y[:5]), ValueError, "does not fit X"),
         "another data set": (

@@ -323,6 +323,12 @@ def test_names_tell_runs_apart():
     assert len({config.name for config in configs}) == len(configs)
 
 
+def test_numbers_of_numpy_are_options():
+    numbers = {"K": np.int64(3), "lr": np.float32(0.5), "learned_qz": np.bool_(False)}
+    plain = RunConfig("forest", K=3, lr=0.5, learned_qz=False)
+    assert json.dumps(asdict(RunConfig("forest", **numbers))) == json.dumps(asdict(plain))
+
+
 def test_a_failed_write_leaves_the_old_record(tmp_path):
     path = tmp_path / "record.json"
     write_json({"a": 1}, path)
