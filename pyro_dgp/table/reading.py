@@ -10,7 +10,7 @@ import sys
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -178,12 +178,12 @@ def _of_workbook(path: Path, content: bytes, sheet: str | None, skip_rows: int |
     if sheet is not None and sheet not in sheets:
         raise ValueError(f"{path} has no sheet '{sheet}', but {', '.join(sheets)}.")
     chosen = sheet or next(iter(sheets))
-    cells = sheets[chosen]
+    cells = _without_blanks(sheets[chosen])
     filled = cells.notna().sum(axis=1).to_numpy()
-    above = _first_of_usual_width(filled.tolist()) if skip_rows is None else skip_rows
+    above = _rows_above(cells, filled) if skip_rows is None else skip_rows
     if above >= len(cells):
         raise ValueError(f"{path} has no names of columns in the sheet '{chosen}'.")
-    names = ["" if pd.isna(n) else str(n).strip() for n in cells.iloc[above]]
+    names = _texts(cells.iloc[above])
     some = np.flatnonzero((filled > 0) & (np.arange(len(cells)) > above))
     # As in texts, an empty row is one if there are others above and below.
     rows = np.arange(some[0], some[-1] + 1) if len(some) else some
@@ -198,9 +198,24 @@ def _of_workbook(path: Path, content: bytes, sheet: str | None, skip_rows: int |
     return table
 
 
-def _first_of_usual_width(widths: Sequence[int]) -> int:
-    least = _least_width(_usual_width(widths))
-    return next((i for i, w in enumerate(widths) if w >= least), 0)
+def _without_blanks(cells: pd.DataFrame) -> pd.DataFrame:
+    """Cells that hold nothing but spaces are empty, as in texts."""
+    values = cells.to_numpy(object, copy=True)
+    is_blank = np.frompyfunc(lambda cell: isinstance(cell, str) and not cell.strip(), 1, 1)
+    values[is_blank(values).astype(bool)] = np.nan
+    return pd.DataFrame(values, dtype=object)
+
+
+def _rows_above(cells: pd.DataFrame, filled: np.ndarray) -> int:
+    """Number of rows above the first of the usual width."""
+    least = _least_width(_usual_width(filled.tolist()))
+    rows = [_texts(row) for row in cells[:_NUM_LOOKED_AT].to_numpy()]
+    below = [*rows[1:], None]
+    return next((i for i, r in enumerate(rows) if _num_named(r, below[i]) >= least), 0)
+
+
+def _texts(cells: Iterable) -> list[str]:
+    return ["" if pd.isna(cell) else str(cell).strip() for cell in cells]
 
 
 # Text.
@@ -294,12 +309,20 @@ def _lines_above(lines: list[str], separator: str) -> int:
     records = list(_records(lines, separator, strict=False))
     starts = [0, *(number for number, _ in records)]
     usual = _usual_width([len(row) for _, row in records])
-    for start, (_, row) in zip(starts, records, strict=False):
-        named = sum(bool(cell) for cell in row)
+    below = [*(row for _, row in records[1:]), None]
+    for start, (_, row), next_row in zip(starts, records, below, strict=False):
+        named = _num_named(row, next_row)
         comment = row[0].startswith("#") and (named < usual or row[0].startswith("# "))
         if named >= _least_width(usual) and not comment:
             return _next_line(lines, start)
     return 0
+
+
+def _num_named(row: list[str], below: list[str] | None) -> int:
+    """Number of names in a row. Row numbers in the first column, as pandas has them, need none."""
+    named = sum(bool(cell) for cell in row)
+    unnamed = not row[0] and 0 < named == len(row) - 1
+    return named + (unnamed and below is not None and _is_plain_number(below[0]))
 
 
 def _usual_width(widths: Sequence[int]) -> int:

@@ -260,6 +260,35 @@ def test_empty_rows_of_a_workbook_are_rows(tmp_path):
     assert list(table.frame) == ["a", "b"]
 
 
+@pytest.mark.parametrize("column", [[1.5, 2.0, 3.5], ["u", "v", "w"], [1.5, None, 3.5]])
+def test_row_numbers_beside_one_column(tmp_path, column):
+    frame = pd.DataFrame({"a": column})
+    frame.to_csv(tmp_path / "t.csv")
+    frame.to_excel(tmp_path / "t.xlsx")
+    for path in (tmp_path / "t.csv", tmp_path / "t.xlsx"):
+        table = read_table(path)
+        assert list(table.frame) == ["a"]
+        assert table.lines.tolist() == [2, 3, 4]
+        assert table.notes == ["The first column, of row numbers without a name, is left out."]
+
+
+def test_a_title_above_the_second_of_two_columns(tmp_path):
+    rows = [["", "Sizes"], ["kind", "size"], ["a", "1"], ["b", "2"]]
+    frame = pd.DataFrame(rows[2:], columns=rows[1])
+    assert_read(write(tmp_path, text(",", rows)), frame, separator=",")
+    pd.DataFrame(rows).to_excel(tmp_path / "t.xlsx", index=False, header=False)
+    assert read_table(tmp_path / "t.xlsx").frame.to_numpy().tolist() == frame.to_numpy().tolist()
+
+
+def test_cells_of_spaces_in_a_workbook_are_empty(tmp_path):
+    rows = [[" ", "Sizes", " "], ["a", "b", " "], [1, 2.5, "  "], [" ", 3.5, "\u00a0"], [" "] * 3]
+    pd.DataFrame(rows).to_excel(tmp_path / "t.xlsx", index=False, header=False)
+    table = read_table(tmp_path / "t.xlsx")
+    assert list(table.frame) == ["a", "b"]
+    np.testing.assert_array_equal(table.frame["a"].astype(float), [1, np.nan])
+    assert table.lines.tolist() == [3, 4]
+
+
 def test_the_index_of_a_parquet_file(tmp_path):
     """Levels without a name number rows, perhaps twice; those with names are columns."""
     frame = pd.DataFrame({"a": [1.0, 2, 3, 4]}, index=[0, 0, 1, 1])
