@@ -201,8 +201,8 @@ def _of_workbook(path: Path, content: bytes, sheet: str | None, skip_rows: int |
 def _without_blanks(cells: pd.DataFrame) -> pd.DataFrame:
     """Cells that hold nothing but spaces are empty, as in texts."""
     values = cells.to_numpy(object, copy=True)
-    is_blank = np.frompyfunc(lambda cell: isinstance(cell, str) and not cell.strip(), 1, 1)
-    values[is_blank(values).astype(bool)] = np.nan
+    is_blank = np.vectorize(lambda cell: isinstance(cell, str) and not cell.strip(), [bool])
+    values[is_blank(values)] = np.nan
     return pd.DataFrame(values, dtype=object)
 
 
