@@ -16,6 +16,7 @@ import joblib
 from sklearn.ensemble import (
     HistGradientBoostingRegressor,
     RandomForestRegressor,
+    StackingRegressor,
 )
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import Ridge
@@ -196,6 +197,8 @@ def test_a_regressor_of_one_target_makes_features_of_each():
     assert np.array_equal(values, np.concatenate([value for _, value in each], 1))
     assert np.array_equal(two.transform(X), np.concatenate([f.transform(X) for f, _ in each], 1))
     features_of([KNeighborsRegressor(), SVR()], X, np.stack([y, -y], 1), w, 0)
+    stack = StackingRegressor([("line", Ridge())])  # which has no `predict` before it is fitted
+    assert features_of([stack], X, np.stack([y, -y], 1), w, 0)[1].shape == (len(X), 2)
 
 
 def test_sources_stand_side_by_side():

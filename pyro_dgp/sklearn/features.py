@@ -14,7 +14,6 @@ from sklearn.base import clone, is_classifier
 from sklearn.dummy import DummyClassifier
 from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.model_selection import KFold
-from sklearn.multioutput import MultiOutputRegressor
 from sklearn.utils import get_tags
 from sklearn.utils.validation import has_fit_parameter
 
@@ -173,8 +172,7 @@ class CrossFittedFeatures(Features):
         max_samples: int | None = None,
     ) -> tuple["CrossFittedFeatures", np.ndarray]:
         """
-        :param estimator: Any regressor or classifier; it is not changed. One for a single target
-            makes a copy per target.
+        :param estimator: Any regressor or classifier; it is not changed.
         :param numpy.ndarray X: Inputs, [N, D].
         :param numpy.ndarray y: Standardised targets, or indicators of classes, [N, Q].
         :param weights: Weights of the rows, positive, [N], or None; ignored by estimators without
@@ -189,8 +187,6 @@ class CrossFittedFeatures(Features):
             y = y.argmax(1)
         elif y.shape[1] == 1:
             y = y[:, 0]
-        elif not get_tags(estimator).target_tags.multi_output:
-            estimator = MultiOutputRegressor(estimator)  # one copy per target
         folds = KFold(min(_NUM_FOLDS, len(X)), shuffle=True, random_state=seed % 2**32)
         rng = np.random.default_rng(seed)
         for train, test in folds.split(X):
@@ -323,7 +319,8 @@ def features_of(
 ) -> tuple[JointFeatures, np.ndarray]:
     """Fitted features, and their values for the training rows.
 
-    :param sources: Names of :data:`SOURCES`, regressors or classifiers.
+    :param sources: Names of :data:`SOURCES`, regressors or classifiers. Regressors of a single
+        target are fitted to each.
     :param numpy.ndarray X: Inputs, [N, D].
     :param numpy.ndarray y: Standardised targets, or indicators of classes, [N, Q].
     :param weights: Weights of the rows, positive, [N], or None.
@@ -333,10 +330,20 @@ def features_of(
     for i, source in enumerate(sources):
         if isinstance(source, str):
             parts[source], found = SOURCES[source].fitted(X, y, weights, seed)
-        else:
-            parts[f"estimator {i}"], found = CrossFittedFeatures.fitted(source, X, y, weights, seed)
-        values.append(found)
+            values.append(found)
+            continue
+        for p, targets in enumerate(_at_once(source, y)):
+            part, found = CrossFittedFeatures.fitted(source, X, targets, weights, seed)
+            parts[f"estimator {i}.{p}"] = part
+            values.append(found)
     return JointFeatures(parts), _side_by_side(X, values)
+
+
+def _at_once(estimator: Estimator, y: np.ndarray) -> list[np.ndarray]:
+    """The targets that an estimator is fitted to together: one, if it does not say that it can."""
+    if is_classifier(estimator) or get_tags(estimator).target_tags.multi_output:
+        return [y]
+    return np.split(y, y.shape[1], 1)
 
 
 def _side_by_side(X: np.ndarray, parts: list[np.ndarray]) -> np.ndarray:
