@@ -123,8 +123,16 @@ class Ordinal(_Classes):
     closed_marginal = True
 
     def _start_from(self, probs: Tensor) -> None:
-        cuts = torch.special.ndtri(probs.cumsum(0)[:-1])
-        self.cut_points = constrained(cuts, dist.constraints.ordered_vector)
+        p = probs.double() / probs.double().sum()
+        below, above = p.cumsum(0)[:-1], p.flip(0).cumsum(0).flip(0)[1:]
+        # From the end that is nearer: beside 1, a small probability is lost.
+        far = torch.special.ndtri(torch.minimum(below, above))
+        cuts = torch.where(below < above, far, -far)
+        # Between equal numbers, a class would have no derivatives.
+        narrowest = 16 * torch.finfo(probs.dtype).eps * (1 + cuts.abs().max())
+        widths = cuts.diff().clamp_min(narrowest)
+        cuts = torch.cat([cuts[:1], cuts[0] + widths.cumsum(0)])
+        self.cut_points = constrained(cuts.to(probs.dtype), dist.constraints.ordered_vector)
 
     def conditional(self, f: Tensor) -> Distribution:
         """Categorical."""

@@ -3,6 +3,8 @@
 import json
 import re
 
+import pyro
+import pyro.poutine as poutine
 import pytest
 import torch
 
@@ -280,7 +282,39 @@ def test_impossible_values_per_row(call, error, words):
 
 
 def test_weights_and_exposures_are_taken():
+    """A weight multiplies the log density; an exposure multiplies the rate, exp(f)."""
     given(lik.Poisson(), weight=[1.0, 1.0], exposure=[1.0, 1.0])()
+    likelihood, loc, y = lik.Poisson(), torch.tensor([[0.3], [-1.0]]), torch.tensor([2.0, 0.0])
+
+    def log_prob(loc, **covariates):
+        with poutine.trace() as told, pyro.plate("data", 2):
+            likelihood(loc, torch.full((2, 1), 0.2), y, **covariates)
+        site = told.trace.nodes["y"]
+        return site["fn"].log_prob(y)
+
+    weight, exposure = torch.tensor([0.0, 2.5]), torch.tensor([3.0, 0.5])
+    torch.testing.assert_close(log_prob(loc, weight=weight), weight * log_prob(loc))
+    both = log_prob(loc, weight=weight, exposure=exposure)
+    torch.testing.assert_close(both, weight * log_prob(loc + exposure.log()[:, None]))
+    assert not torch.isclose(both[1], log_prob(loc)[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "probs", [[0.5, 1e-8, 0.5], [0.999999, 1e-9, 1e-6], [1.0, 1e-9, 1e-9, 1e-9], [1e-9, 1e-9, 1.0]]
+)
+def test_rare_grades_have_probabilities_and_derivatives(dtype, probs):
+    """Beside 1, a small probability is lost in float32."""
+    probs = torch.tensor(probs, dtype=dtype)
+    likelihood = lik.Ordinal(len(probs), probs)
+    f = torch.zeros(len(probs), dtype=dtype, requires_grad=True)
+    log_prob = likelihood.conditional_log_prob(torch.arange(len(probs)), f)
+    # The narrowest classes are those of the dtype.
+    torch.testing.assert_close(log_prob.double(), probs.double().log(), atol=5.0, rtol=0)
+    for rare in (probs < 1e-3).nonzero().flatten():
+        (cuts,) = torch.autograd.grad(log_prob[rare], likelihood.parameters(), retain_graph=True)
+        assert torch.isfinite(cuts).all()
+        assert cuts.any()
 
 
 @refusals(
