@@ -8,6 +8,7 @@ from decimal import Decimal
 import numpy as np
 
 from pyro_dgp.table.frames import named_columns, numeric, without_zone
+from pyro_dgp.table.labels import as_text, as_texts
 from pyro_dgp.table.packages import pd
 from pyro_dgp.table.reading import MISSING, Table
 
@@ -204,9 +205,7 @@ class _Texts:
             lambda v: isinstance(v, int | float | Decimal | np.number) and not isinstance(v, bool)
         )
         self.exact = column.where(is_number & column.notna()).astype("float64")
-        texts = column.where(column.notna(), "").map(
-            lambda v: f"{v:.15g}" if isinstance(v, float) else str(v)
-        )
+        texts = column.where(column.notna(), "").map(as_text)
         texts = texts.str.strip().str.replace("\u2212", "-")
         self.cells = texts.str.replace("[\u00a0\u202f\u2009]", " ", regex=True)
         values = self.cells[self.exact.isna()].unique()
@@ -253,11 +252,10 @@ def _of_dtype(
     name: str, column: pd.Series, kind: str | None, conventions: Conventions
 ) -> pd.Series:
     """A column whose kind is known from the file."""
+    if kind == "text":
+        return as_texts(column.astype(object))
     if isinstance(column.dtype, pd.CategoricalDtype):
         column = column.astype(object).infer_objects()
-    if kind == "text":
-        texts = column.map(lambda v: f"{v:.15g}" if isinstance(v, float) else str(v))
-        return texts.where(column.notna()).astype(object)
     if column.isna().all() and kind == "date":
         return pd.Series(pd.NaT, column.index, "datetime64[us]")
     if pd.api.types.is_datetime64_any_dtype(column):

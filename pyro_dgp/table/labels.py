@@ -7,16 +7,35 @@ import numpy as np
 
 from pyro_dgp.table.packages import pd
 
-__all__ = ["as_classes", "as_texts", "classes_of", "labels", "without"]
+__all__ = ["as_classes", "as_text", "as_texts", "classes_of", "labels", "without"]
 
 # Largest number of classes; more are probably names, or numbers that were not recognised.
 _MOST_CLASSES = 50
+# From here on, not all whole numbers are floats.
+_EXACT = 2**53
+
+
+def as_text(value: object) -> str:
+    """A value as it would stand in a text file."""
+    if isinstance(value, float):
+        whole = value.is_integer() and abs(value) < _EXACT
+        return str(int(value)) if whole else f"{value:.15g}"
+    return str(value)
 
 
 def as_texts(column: pd.Series) -> pd.Series:
-    """A column as texts; NaN where missing."""
-    texts = column.map(lambda v: f"{v:.15g}" if isinstance(v, float) else str(v))
-    return texts.where(column.notna()).astype(object)
+    """A column as texts; NaN where missing.
+
+    :raises ValueError: If it has codes of so many digits that different ones are equal as floats.
+    """
+    long = column.map(lambda v: isinstance(v, float) and _EXACT <= abs(v) < np.inf)
+    if long.any():
+        raise ValueError(
+            f"Column '{column.name}' has codes of 16 digits or more, such as "
+            f"{column[long].iat[0]:.0f}, as floating-point numbers, of which the last digits "
+            "are lost: write them as texts."
+        )
+    return column.map(as_text).where(column.notna()).astype(object)
 
 
 def without(column: pd.Series, missing: Collection[str]) -> pd.Series:

@@ -128,11 +128,16 @@ def _of_file(
 
 
 def _of_parquet(content: io.BytesIO) -> pd.DataFrame:
-    from pyarrow.parquet import read_schema
+    import pyarrow
+    from pyarrow.parquet import read_table
 
-    frame = _without_index(pd.read_parquet(content))
+    table = read_table(content)
+    # As floats, which are the default where some are missing, long codes would lose their last
+    # digits.
+    exact = {pyarrow.int64(): pd.Int64Dtype(), pyarrow.uint64(): pd.UInt64Dtype()}
+    frame = _without_index(table.to_pandas(types_mapper=exact.get))
     # Only texts are read as categories; of codes, the file says that they were.
-    known = (read_schema(content).pandas_metadata or {}).get("columns", [])
+    known = (table.schema.pandas_metadata or {}).get("columns", [])
     codes = {column["name"] for column in known if column["pandas_type"] == "categorical"}
     return frame.astype({name: "category" for name in frame.columns if str(name) in codes})
 

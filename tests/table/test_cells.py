@@ -183,6 +183,32 @@ def test_numbers_in_cells_of_spreadsheets_are_what_they_are():
     assert found["x"].fillna("").tolist() == ["Oslo", "7", "1.5", ""]
 
 
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+@pytest.mark.parametrize("dtype", [object, "Int64", "category"])
+def test_long_codes_stay_different_beside_missing_ones(tmp_path, ending, dtype):
+    codes = ["12345678901234567", "12345678901234568", None]
+    frame = pd.DataFrame({"x": pd.array([c and int(c) for c in codes], "Int64"), "y": [1, 2, 3]})
+    if dtype == "category":
+        frame["x"] = pd.Categorical([int(c) if c else None for c in codes])
+    else:
+        frame["x"] = frame["x"].astype(dtype).where(frame["x"].notna(), None)
+    path = tmp_path / f"t.{ending}"
+    getattr(frame, f"to_{ending}")(path, index=False)
+    found, _, _ = typed(read_table(path), Conventions(), categorical=["x"])
+    assert found["x"].tolist()[:2] == codes[:2]
+    assert found["x"].isna().tolist() == [False, False, True]
+
+
+def test_codes_that_are_floats():
+    exact = pd.DataFrame({"x": [1234567890123456.0, 1234567890123457.0, 1.0, 0.5, np.nan]})
+    found, _, _ = typed(Table(exact, "t.xlsx", np.arange(5)), Conventions(), categorical=["x"])
+    assert found["x"].tolist()[:4] == ["1234567890123456", "1234567890123457", "1", "0.5"]
+    lost = Table(exact * 10, "t.xlsx", np.arange(5))
+    with pytest.raises(ValueError, match="'x' has codes of 16 digits or more, such as 1234567890"):
+        typed(lost, Conventions(), categorical=["x"])
+    assert typed(lost, Conventions())[0]["x"].max() == 12345678901234570.0
+
+
 def test_types_of_parquet_and_spreadsheets():
     columns = {
         "int8": pd.array([1, 2], "int8"),
