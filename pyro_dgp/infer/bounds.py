@@ -148,16 +148,16 @@ class Bound:
         :param torch.Tensor log_w: [M K, number of data], with K of at least 2.
         :returns: [M K, number of data].
         """
-        sets, power, K = self.sets(log_w), 1 - self.alpha, self.K
-        others = (sets.sum(1, keepdim=True) - sets) / (K - 1)
-        without = sets.new_full((len(sets), 1, *sets.shape[2:]), -math.inf)
-        before = torch.cat([without, (power * sets).logcumsumexp(1)[:, :-1]], 1)
-        after = torch.cat([without, (power * sets.flip(1)).logcumsumexp(1)[:, :-1]], 1).flip(1)
-        rest = before.logaddexp(after).logaddexp(power * others)
+        sets, power = self.sets(log_w), 1 - self.alpha
+        # Not the sum minus the weight itself, which is NaN for one that is exactly 0.
+        others = _of_others(sets, torch.cumsum, torch.add, 0.0) / (self.K - 1)
+        rest = _of_others(power * sets, torch.logcumsumexp, torch.logaddexp, -math.inf)
+        rest = rest.logaddexp(power * others)
         signal = (1 - self.beta) / power * ((power * sets).logsumexp(1, keepdim=True) - rest)
         if self.beta:
             signal = signal + self.beta * (sets.mean(1, keepdim=True) - others)
-        return signal.nan_to_num(0.0).flatten(0, 1) / self.num_particles
+        # Where all other weights are 0, there is no baseline, and nothing is learned.
+        return signal.nan_to_num(0.0, 0.0, 0.0).flatten(0, 1) / self.num_particles
 
     def sets(self, log_w: Tensor) -> Tensor:
         """The M sets of K log weights.
@@ -166,6 +166,19 @@ class Bound:
         :returns: [M, K, number of data].
         """
         return log_w.reshape(self.num_particles, self.K, *log_w.shape[1:])
+
+
+def _of_others(
+    x: Tensor,
+    scan: Callable[[Tensor, int], Tensor],
+    combine: Callable[[Tensor, Tensor], Tensor],
+    empty: float,
+) -> Tensor:
+    """For each entry of dimension 1, the total of all others there."""
+    none = x.new_full((len(x), 1, *x.shape[2:]), empty)
+    before = torch.cat([none, scan(x, 1)[:, :-1]], 1)
+    after = torch.cat([none, scan(x.flip(1), 1)[:, :-1]], 1).flip(1)
+    return combine(before, after)
 
 
 class WeightDiagnostics(NamedTuple):

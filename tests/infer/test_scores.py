@@ -132,6 +132,19 @@ def test_signals_by_their_formula():
     assert Bound(1, 2, 0.0, False).signals(torch.full((2, 1), -math.inf)).isfinite().all()
 
 
+def test_signals_of_weights_that_are_zero():
+    """A draw of weight 0 has a signal, too, unless all others have weight 0."""
+    zero, bound = -math.inf, Bound(1, 3, 0.0, False)
+    log_w = torch.tensor([[0.0, zero, -1.0], [0.0, zero, zero], [zero, zero, zero]]).T
+    found = bound.signals(log_w).T
+    total = 1 + math.exp(-1)
+    alone = math.log(total / (total + math.exp(-0.5)))
+    torch.testing.assert_close(
+        found[0], torch.tensor([math.log(total) + 1, alone, math.log(total)])
+    )
+    assert not found[1:].any()
+
+
 def test_the_baseline_takes_noise():
     """Beside the score times the bound itself."""
     case = Switch(False)
