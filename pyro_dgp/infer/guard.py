@@ -69,10 +69,11 @@ class Guard:
         try:
             yield
         except ValueError as error:
-            bad = []
-            if self.step:  # else the model itself may be wrong
-                with suppress(ValueError):
-                    bad = _non_finite_sites(model, guide, args, kwargs)
+            if not self.step:  # the model itself may be wrong
+                raise
+            bad = non_finite(self.parameters)
+            with suppress(ValueError):
+                bad = bad or _non_finite_sites(model, guide, args, kwargs)
             if not bad:
                 raise
             self.clear_gradients()

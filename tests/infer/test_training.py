@@ -188,7 +188,7 @@ def test_a_distribution_that_pyro_refuses_after_the_first_step():
     def diverge(step, loss):
         pyro.param("theta").data.fill_(float("nan"))
 
-    with pytest.raises(NonFiniteError, match="Step 1: the loss is not finite at z") as error:
+    with pytest.raises(NonFiniteError, match="Step 1: the loss is not finite at theta") as error:
         run(callback=diverge)
     assert "to satisfy the constraint" in str(error.value.__cause__)
 
