@@ -46,7 +46,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return args.command(args)
     except ArithmeticError as error:  # some are a ValueError, too
-        print(f"pyro-dgp: training failed: {error}", file=sys.stderr)
+        # Pyro appends a table of the shapes of all sites.
+        told = str(error).partition("Trace Shapes:")[0].rstrip()
+        print(f"pyro-dgp: training failed: {told}", file=sys.stderr)
         return 3
     except (ValueError, OSError, ImportError) as error:
         print(f"pyro-dgp: error: {error}", file=sys.stderr)

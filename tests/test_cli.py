@@ -333,7 +333,8 @@ def test_training_that_diverges(monkeypatch, tmp_path, capsys, options, message)
     monkeypatch.setenv("PYRO_DGP_DATA", str(DATA))
     command = ["train", "forest", "--steps", "5", "--K", "2", "--quiet", *options]
     assert cli.main([*command, "--output", str(tmp_path)]) == 3
-    assert re.search(f"training failed: .*{message}", capsys.readouterr().err)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(f"training failed: .*{message}", line)
     (record,) = tmp_path.glob("*.json")
     assert message in json.loads(record.read_text())["error"]
 

@@ -73,8 +73,8 @@ def stable_cholesky(matrix: Tensor, jitter: float = 1e-6, name: str = "the matri
         )
     raise CholeskyError(
         f"{name}: the kernel matrix of the inducing inputs has no Cholesky factor, even with a "
-        f"relative jitter of {base * _JITTER_FACTORS[-1]:.0e}. Use float64, fewer inducing inputs "
-        "or a larger `jitter`."
+        f"relative jitter of {base * _JITTER_FACTORS[-1]:.0e}. Use float64, fewer inducing inputs, "
+        "a larger `jitter` or, in training, a lower learning rate."
     )
 
 
