@@ -10,7 +10,7 @@ import numpy as np
 from pyro_dgp.table.frames import named_columns, numeric, without_zone
 from pyro_dgp.table.labels import as_text, as_texts
 from pyro_dgp.table.packages import pd
-from pyro_dgp.table.reading import MISSING, Table
+from pyro_dgp.table.raw import MISSING, Table
 
 __all__ = ["Conventions", "bad_cells", "typed"]
 

@@ -14,7 +14,7 @@ from pyro_dgp.table.frames import columns as columns_of
 from pyro_dgp.table.frames import named_columns, without_zone
 from pyro_dgp.table.labels import as_classes, as_texts, classes_of, labels, without
 from pyro_dgp.table.packages import pd
-from pyro_dgp.table.reading import MISSING, Table
+from pyro_dgp.table.raw import MISSING, Table
 
 __all__ = ["Columns", "names_of_rows"]
 

@@ -16,7 +16,8 @@ from pyro_dgp.table.frames import column as column_of
 from pyro_dgp.table.frames import columns as columns_of
 from pyro_dgp.table.frames import rows as rows_of
 from pyro_dgp.table.held_out import from_plain
-from pyro_dgp.table.reading import Table, read_table
+from pyro_dgp.table.raw import Table
+from pyro_dgp.table.reading import read_table
 from pyro_dgp.table.task import Model, Task
 
 __all__ = [

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyro_dgp.table.cells import Conventions, typed
-from pyro_dgp.table.reading import Table, read_table
+from pyro_dgp.table.raw import Table
+from pyro_dgp.table.reading import read_table
 from tests.refusals import refusals
 
 
