@@ -10,10 +10,11 @@ from pyro_dgp.infer import training
 # Where the tests were started with Ctrl-C ignored, as by `nohup` or in the background of a script.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Estimators start no processes unless told to: what a test has changed is not changed there.
+os.environ["LOKY_MAX_CPU_COUNT"] = "1"
+
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # There are as many processes as cores.
-    torch.set_num_threads(1)
-    os.environ["LOKY_MAX_CPU_COUNT"] = "1"
+    torch.set_num_threads(1)  # there are as many processes as cores
 
 
 @pytest.fixture(autouse=True)

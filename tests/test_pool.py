@@ -293,7 +293,8 @@ class Clock:
         return self.now
 
 
-def test_an_interrupted_fit_keeps_its_plan(tmp_path, ctrl_c_at, monkeypatch, few_trees):
+@pytest.mark.parametrize("limit", [60.0, None])
+def test_an_interrupted_fit_keeps_its_plan(limit, tmp_path, ctrl_c_at, monkeypatch, few_trees):
     X, y = data(60)
     clock = Clock()
     for module in (base, regressor, schedule):
@@ -305,11 +306,21 @@ def test_an_interrupted_fit_keeps_its_plan(tmp_path, ctrl_c_at, monkeypatch, few
     assert model.history_.interrupted
     told = f"c.pt' continues had planned {model.num_steps_} of 10000 steps, which stays so"
     with pytest.warns(ConvergenceWarning, match=told):
-        again = whole(**options | {"time_limit": 60.0}).fit(X, y)
+        again = whole(**options | {"time_limit": limit}).fit(X, y)
     assert 20 < again.num_steps_ == model.num_steps_ < 10_000
     assert len(again.history_.losses) == model.num_steps_ < len(steps)
     assert set(again.checkpoints()) == set(tmp_path.iterdir())
     assert len(again.checkpoints()) == 6  # fits and the plan
+
+
+def test_a_limit_does_not_change_the_plan_of_a_fit_without_one(tmp_path, ctrl_c_at, few_trees):
+    X, y = data(60)
+    options = {"num_steps": 30, "checkpoint": tmp_path / "c.pt", "validation_fraction": 0.0}
+    (tmp_path / "c.pt.plan").write_text('{"num_steps": 7}')  # of a fit whose checkpoint is gone
+    ctrl_c_at(20)
+    assert whole(**options).fit(X, y).history_.interrupted
+    model = whole(**options, time_limit=1e6).fit(X, y)
+    assert len(model.history_.losses) == model.num_steps_ == 30
 
 
 def test_folds_that_are_late_say_nothing(monkeypatch, few_trees):

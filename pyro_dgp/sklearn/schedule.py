@@ -165,13 +165,16 @@ def fit_all(
     :param Schedule schedule: The settings of the fits.
     """
     folds = list(_folds(len(data.X), seed)) if schedule.pooled else []
-    num_steps = schedule.num_steps
-    prepared, resumed = None, False
     n_jobs = _num_processes(schedule, len(folds))
     deadline = schedule.deadline
-    if deadline is not None:
+    num_steps, prepared = _planned_before(schedule), None
+    resumed = num_steps is not None
+    if num_steps is None and deadline is not None:
         num_steps, prepared = _planned(recipe, data, seed, schedule, deadline, len(folds), n_jobs)
-        resumed = prepared is None
+    elif num_steps is None:
+        num_steps = schedule.num_steps
+        if (plan := _plan_path(schedule)) is not None:
+            plan.unlink(missing_ok=True)  # of another fit
     fold_steps = max(1, round(_FOLD_SHARE * num_steps))
 
     def job(i: int, train: Fold, test: Fold | None, steps: int, early: Fold | None) -> _Job:
@@ -250,6 +253,24 @@ def _folds(num_rows: int, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     yield np.sort(train), np.sort(test)
 
 
+def _plan_path(schedule: Schedule) -> Path | None:
+    first = schedule.checkpoint
+    return None if first is None else first.with_name(f"{first.name}.plan")
+
+
+def _planned_before(schedule: Schedule) -> int | None:
+    """The number of steps per member of the fit that continues from checkpoints, or None.
+
+    It stays, whatever the limit is now, since learning rates fall to 0 at its end.
+    """
+    first, plan = schedule.checkpoint, _plan_path(schedule)
+    if first is None or plan is None or not first.exists():
+        return None
+    if not plan.exists():  # there was no limit
+        return schedule.num_steps
+    return min(int(json.loads(plan.read_text())["num_steps"]), schedule.num_steps)
+
+
 def _planned(
     recipe: Recipe,
     data: Fold,
@@ -258,18 +279,12 @@ def _planned(
     deadline: float,
     num_folds: int,
     workers: int,
-) -> tuple[int, tuple[Member, torch.Tensor] | None]:
+) -> tuple[int, tuple[Member, torch.Tensor]]:
     """The number of steps per member that the deadline allows, from the time of some trial steps,
-    and the first member, prepared for training; None for a run that continues.
+    and the first member, prepared for training.
 
-    A run that continues from checkpoints needs the number planned at first, which is kept in a file
-    beside them.
+    The number is kept in a file beside the checkpoints.
     """
-    plan, first = None, schedule.checkpoint
-    if first is not None:
-        plan = first.with_name(f"{first.name}.plan")
-        if plan.exists() and first.exists():
-            return min(int(json.loads(plan.read_text())["num_steps"]), schedule.num_steps), None
     start = time.monotonic()
     member, A = Member.prepared(recipe, data.X, data.y, data.weights, seed)
     preparing = time.monotonic() - start
@@ -287,6 +302,6 @@ def _planned(
     left = _SAFE * left - preparing * others / workers
     whole = schedule.num_members + _FOLD_SHARE * num_folds
     num_steps = int(np.clip(left * workers / (step * whole), 1, schedule.num_steps))
-    if plan is not None:
+    if (plan := _plan_path(schedule)) is not None:
         write_json({"num_steps": num_steps}, plan)
     return num_steps, (member, A)
