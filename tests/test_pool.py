@@ -1,6 +1,7 @@
 """What stands beside the deep GP of a regressor: features, the pool, the schedule."""
 
 import signal
+import threading
 import time
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
@@ -378,6 +379,21 @@ def test_ctrl_c_ends_all_processes_and_keeps_their_work(tmp_path, monkeypatch, l
     assert len(first) < len(second) < 100_000
     assert second[: len(first)] == first
     assert again.n > len(second)  # of both processes, with the steps before
+
+
+class WithALock(Ridge):
+    def __init__(self, lock=None):
+        super().__init__()
+        self.lock = lock
+
+    def __sklearn_clone__(self):
+        return self
+
+
+def test_what_cannot_be_sent_to_processes_is_told(little_is_enough):
+    features = WithALock(threading.Lock())
+    with pytest.raises(ValueError, match="cannot be sent to other processes: use n_jobs=1"):
+        whole(num_steps=2, n_jobs=2, features=features).fit(*data(60))
 
 
 def test_ctrl_c_before_a_process_has_begun(monkeypatch, little_is_enough):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import PicklingError
 from typing import Protocol, TypeVar
 
 import joblib
@@ -66,6 +67,7 @@ def in_processes(
     :param jobs: The jobs, which can be pickled.
     :param int n_jobs: Number of processes.
     :param update: A function that is called now and then with the number of new steps.
+    :raises ValueError: If a job cannot be pickled.
     """
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, Interrupt() as pressed:
         path = Path(folder, "board")
@@ -76,6 +78,11 @@ def in_processes(
         with _watched(board, pressed, update):
             try:
                 yield from parallel(run(job, i, path, threads) for i, job in enumerate(jobs))  # pyright: ignore[reportReturnType]
+            except PicklingError as error:
+                raise ValueError(
+                    "A parameter, such as an estimator in features, cannot be sent to other "
+                    "processes: use n_jobs=1."
+                ) from error
             except BrokenProcessPool as error:
                 # A process that Ctrl-C reached before its job began has died of it.
                 raise (KeyboardInterrupt if pressed.seen else error) from None
