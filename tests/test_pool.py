@@ -439,6 +439,12 @@ def test_no_more_processes_than_are_worth_it(monkeypatch):
     assert number(deadline=time.monotonic() + 600) == 5
 
 
+@pytest.mark.parametrize(("workers", "span"), [(1, 2.6), (2, 1.4), (3, 1.0), (5, 1.0)])
+def test_the_longest_fit_is_part_of_the_plan(workers, span):
+    """One member and four folds, of which more processes than three make nothing shorter."""
+    assert schedule._span([1.0, 0.4, 0.4, 0.4, 0.4], workers) == pytest.approx(span)
+
+
 @pytest.mark.parametrize("likelihood", ["heteroscedastic", "gaussian"])
 def test_few_rows_and_many_columns(likelihood, few_trees):
     rng = np.random.default_rng(0)

@@ -1,6 +1,7 @@
 """The fits of a model: in which order, with how many steps, and in which process."""
 
 import copy
+import heapq
 import json
 import multiprocessing
 import time
@@ -271,6 +272,14 @@ def _planned_before(schedule: Schedule) -> int | None:
     return min(int(json.loads(plan.read_text())["num_steps"]), schedule.num_steps)
 
 
+def _span(durations: list[float], workers: int) -> float:
+    """The time until all jobs are done, if a worker that is free takes the next one."""
+    ends = [0.0] * workers
+    for duration in durations:
+        heapq.heapreplace(ends, ends[0] + duration)
+    return max(ends)
+
+
 def _planned(
     recipe: Recipe,
     data: Fold,
@@ -297,11 +306,10 @@ def _planned(
     if timed.history.interrupted:  # there is nothing to keep yet
         raise KeyboardInterrupt
     step = (times[-1] - times[_NUM_WARM - 1]) / _NUM_TIMED
-    left = deadline - time.monotonic() - (_STARTING if workers > 1 else 0.0)
-    others = schedule.num_members + num_folds - 1
-    left = _SAFE * left - preparing * others / workers
-    whole = schedule.num_members + _FOLD_SHARE * num_folds
-    num_steps = int(np.clip(left * workers / (step * whole), 1, schedule.num_steps))
+    left = _SAFE * (deadline - time.monotonic() - (_STARTING if workers > 1 else 0.0))
+    shares = [1.0] * schedule.num_members + [_FOLD_SHARE] * num_folds
+    left -= _span([preparing] * (len(shares) - 1), workers)
+    num_steps = int(np.clip(left / (step * _span(shares, workers)), 1, schedule.num_steps))
     if (plan := _plan_path(schedule)) is not None:
         write_json({"num_steps": num_steps}, plan)
     return num_steps, (member, A)
