@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from pyro_dgp import __version__
 from pyro_dgp._checks import check_distinct, check_integer
 from pyro_dgp._options import add_options, given_options
+from pyro_dgp._threads import spare_busy_cores
 from pyro_dgp.experiments import datasets, uci
 from pyro_dgp.experiments.config import RunConfig
 from pyro_dgp.experiments.reproduce import STUDIES, demo_config, some_data, trained
@@ -39,10 +40,11 @@ def main(argv: list[str] | None = None) -> int:
     :returns: 0 for success, 2 for a wrong argument or missing data, 3 for a failure of training or
         of something else that has run, 130 after Ctrl-C.
     """
-    if argv is None:  # a process of our own
-        keep_freed_memory()
     parser = _parser()
     args = parser.parse_args(argv)
+    if argv is None:  # a process of our own
+        keep_freed_memory()
+        spare_busy_cores()
     try:
         return args.command(args)
     except ArithmeticError as error:  # some are a ValueError, too

@@ -191,17 +191,16 @@ class Member:
         if stopping is not None:
             stopping.restore_best()
             self.steps, self.scores = stopping.steps, stopping.scores
-        if recipe.model["latent_dim"]:
-            self._fit_latent_prior(*data, weights, seed)
         return self
 
     def _description(self) -> str:
         """The parts of the deep GP, such as kernels, and the settings of its likelihood."""
         return f"{self.dgp} {self.dgp.likelihood.settings()}"
 
-    def _fit_latent_prior(
+    def fit_latent_prior(
         self, A: torch.Tensor, y: torch.Tensor, weights: np.ndarray | None, seed: int
     ) -> None:
+        """Fits the prior of z to some training rows, after training."""
         rows = np.random.default_rng(seed).permutation(len(A))[:_MOST_PRIOR_ROWS]
         given = {} if weights is None else {"weight": torch.as_tensor(weights[rows]).to(A)}
         generator = torch.Generator(A.device).manual_seed(seed)

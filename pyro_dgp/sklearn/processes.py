@@ -12,9 +12,9 @@ from typing import Protocol, TypeVar
 
 import joblib
 import numpy as np
-import torch
 
 from pyro_dgp.infer.interrupt import Interrupt
+from pyro_dgp.sklearn.threads import one_thread
 
 __all__ = ["Job", "in_processes"]
 
@@ -72,12 +72,11 @@ def in_processes(
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, Interrupt() as pressed:
         path = Path(folder, "board")
         board = _Board.of(path, len(jobs))
-        threads = max(1, joblib.cpu_count() // n_jobs)
         parallel = joblib.Parallel(n_jobs, backend="loky", return_as="generator")
         run = joblib.delayed(_run)
         with _watched(board, pressed, update):
             try:
-                yield from parallel(run(job, i, path, threads) for i, job in enumerate(jobs))  # pyright: ignore[reportReturnType]
+                yield from parallel(run(job, i, path) for i, job in enumerate(jobs))  # pyright: ignore[reportReturnType]
             except PicklingError as error:
                 raise ValueError(
                     "A parameter, such as an estimator in features, cannot be sent to other "
@@ -114,11 +113,10 @@ def _watched(board: _Board, pressed: Interrupt, update: Callable[[int], object])
         watcher.join()
 
 
-def _run(job: Job[T], number: int, path: Path, num_threads: int) -> T | None:
+def _run(job: Job[T], number: int, path: Path) -> T | None:
     """Runs a job in a process of its own."""
     # Terminals send Ctrl-C to all processes; here, only the board counts.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(num_threads)
     board = _Board(path)
 
     def update(num_steps: int) -> None:
@@ -127,6 +125,7 @@ def _run(job: Job[T], number: int, path: Path, num_threads: int) -> T | None:
             raise KeyboardInterrupt
 
     try:
-        return None if board.ended else job.run(update)
+        with one_thread():
+            return None if board.ended else job.run(update)
     except KeyboardInterrupt:  # before the first step
         return None

@@ -19,6 +19,7 @@ from pyro_dgp._files import write_json
 from pyro_dgp.sklearn.members import Fold, Member, Recipe
 from pyro_dgp.sklearn.pool import HeldOut, held_out_weights
 from pyro_dgp.sklearn.processes import in_processes
+from pyro_dgp.sklearn.threads import one_thread
 
 __all__ = ["Fits", "Schedule", "fit_all"]
 
@@ -117,6 +118,8 @@ class _Job:
         )  # fmt: skip
         if len(member.history.losses) > told:  # all are from a checkpoint
             update(len(member.history.losses) - told)
+        if self.recipe.model["latent_dim"] and not member.history.interrupted:
+            member.fit_latent_prior(A, self.recipe.tensor(train.y), train.weights, seed)
         late = late and len(member.history.losses) < self.num_steps
         # An unfinished fit would give pool weights that do not suit the finished ones.
         if self.test is None or late or member.history.interrupted:
@@ -171,7 +174,10 @@ def fit_all(
     num_steps, prepared = _planned_before(schedule), None
     resumed = num_steps is not None
     if num_steps is None and deadline is not None:
-        num_steps, prepared = _planned(recipe, data, seed, schedule, deadline, len(folds), n_jobs)
+        with one_thread():
+            num_steps, prepared = _planned(
+                recipe, data, seed, schedule, deadline, len(folds), n_jobs
+            )
     elif num_steps is None:
         num_steps = schedule.num_steps
         if (plan := _plan_path(schedule)) is not None:
@@ -238,7 +244,8 @@ def _is_better(parts: list[HeldOut], others: list[HeldOut], recipe: Recipe) -> b
 def _in_turn(jobs: list[_Job], update: Callable[[int], object]) -> Iterator[_Done]:
     """Runs jobs one after the other; none after one that is interrupted."""
     for job in jobs:
-        done = job.run(update)
+        with one_thread():
+            done = job.run(update)
         yield done
         if done.member.history.interrupted:
             return
@@ -299,16 +306,22 @@ def _planned(
     preparing = time.monotonic() - start
     times = []
     tensors = A, recipe.tensor(data.y)
-    timed = replace(member, dgp=copy.deepcopy(member.dgp)).train(
+    trial = replace(member, dgp=copy.deepcopy(member.dgp))
+    trial.train(
         recipe, tensors, data.weights, seed, _NUM_WARM + _NUM_TIMED,
         tick=lambda _: times.append(time.monotonic()) or False,
     )  # fmt: skip
-    if timed.history.interrupted:  # there is nothing to keep yet
+    if trial.history.interrupted:  # there is nothing to keep yet
         raise KeyboardInterrupt
     step = (times[-1] - times[_NUM_WARM - 1]) / _NUM_TIMED
+    start = time.monotonic()
+    if recipe.model["latent_dim"]:
+        trial.fit_latent_prior(*tensors, data.weights, seed)
+    finishing = time.monotonic() - start
     left = _SAFE * (deadline - time.monotonic() - (_STARTING if workers > 1 else 0.0))
     shares = [1.0] * schedule.num_members + [_FOLD_SHARE] * num_folds
     left -= _span([preparing] * (len(shares) - 1), workers)
+    left -= _span([finishing] * len(shares), workers)
     num_steps = int(np.clip(left / (step * _span(shares, workers)), 1, schedule.num_steps))
     if (plan := _plan_path(schedule)) is not None:
         write_json({"num_steps": num_steps}, plan)
