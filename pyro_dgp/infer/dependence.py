@@ -71,7 +71,11 @@ def find_roles(
         for name, site in random_sites(trace).items()
         if site["infer"].get("shared")
     )
+    sites = random_sites(guide_trace)
+    plated = {name for name in reads.draws if plates_of(sites[name])}
     unread = reads.draws.keys() - reads.needed() - marked
+    if any(map(plates_of, [*sites.values(), *random_sites(model_trace).values()])):
+        unread &= plated  # the others are global, whether they are read or not
     # A density may depend on a draw without having a derivative by it.
     discrete = any(not reads.draws[name].is_floating_point() for name in unread)
     if unread and any(
@@ -79,8 +83,6 @@ def find_roles(
         for seed in range(_NUM_REDRAWN[discrete])
     ):
         unread = set()
-    sites = random_sites(guide_trace)
-    plated = {name for name in reads.draws if plates_of(sites[name])}
     while True:
         once = marked | unread
         free = frozenset(n for n in reads.observed if not reads.by[n] & (plated - once))
