@@ -39,23 +39,36 @@ def scores(found, expected):
 
 
 @cache
-def exact(name, K):
-    return CASES[name]().exact_gradient(K)
+def exact(name, K, mean=None):
+    return CASES[name]().exact_gradient(K, mean)
 
 
-def draws(case, loss, num_draws=None):
-    """Many estimates: in one evaluation, unless those would share a draw."""
+def draws(case, loss):
+    """Many estimates: in one evaluation, whose time hardly grows with their number, unless those
+    would share a draw."""
     if case.iid:
-        loss.num_particles, usual = 800, 60
+        loss.num_particles, num_draws = 1600, 30
     elif case.shared:
-        loss.num_particles, usual = 50, 300
+        loss.num_particles, num_draws = 200, 100
     else:  # global draws are of each estimate
-        loss.num_particles, usual = 250, 60
-    return estimates(case, loss, num_draws or usual)
+        loss.num_particles, num_draws = 500, 30
+    return estimates(case, loss, num_draws)
 
 
+@cache
 def ciwae(beta):
     return lambda log_w, dim: beta * log_w.mean(dim) + (1 - beta) * log_mean_exp(log_w, dim)
+
+
+@cache
+def vr_iwae(alpha, beta=0.0):
+    """A share 1 - beta of VR-IWAE and beta of the ordinary ELBO."""
+
+    def mean(log_w, dim):
+        power = log_mean_exp((1 - alpha) * log_w, dim) / (1 - alpha)
+        return beta * log_w.mean(dim) + (1 - beta) * power
+
+    return mean
 
 
 def slope(x, log_y):

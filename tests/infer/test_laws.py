@@ -11,8 +11,18 @@ from torch.distributions import Normal
 
 from pyro_dgp import DRegIWELBO, PartiallyCollapsedIWELBO
 from pyro_dgp.infer import bounds, densities, paths, roles, samples
-from tests.infer.estimates import LIMIT, ciwae, draws, estimates, exact, scores, slope, z_score
-from tests.infer.models import CASES, TWO_INIT, hierarchical, log_mean_exp, vae
+from tests.infer.estimates import (
+    LIMIT,
+    ciwae,
+    draws,
+    estimates,
+    exact,
+    scores,
+    slope,
+    vr_iwae,
+    z_score,
+)
+from tests.infer.models import CASES, TWO_INIT, hierarchical, vae
 
 pytestmark = pytest.mark.statistical
 
@@ -50,8 +60,8 @@ def test_the_integral_of_one_sample_is_the_elbo_of_pyro(name):
     """Of the oracle, against Trace_ELBO, but with missing data: that refuses a NaN."""
     case = CASES[name]()
     case.setup()
-    loss = Trace_ELBO(num_particles=100, vectorize_particles=True)
-    values = torch.tensor([-loss.loss(case.model, case.guide, *case.args) for _ in range(60)])
+    loss = Trace_ELBO(num_particles=200, vectorize_particles=True)
+    values = torch.tensor([-loss.loss(case.model, case.guide, *case.args) for _ in range(30)])
     assert z_score(values, exact(name, 1)[0]) < LIMIT
 
 
@@ -59,10 +69,10 @@ def test_the_integral_of_one_sample_is_the_elbo_of_pyro(name):
 def test_bound_grows_with_K(name):
     case = CASES[name]()
     case.setup()
-    loss = PartiallyCollapsedIWELBO(K=40, num_particles=20)
-    values = torch.tensor([-loss.loss(case.model, case.guide, *case.args) for _ in range(60)])
+    loss = PartiallyCollapsedIWELBO(K=40, num_particles=40)
+    values = torch.tensor([-loss.loss(case.model, case.guide, *case.args) for _ in range(30)])
     one, two = exact(name, 1)[0], exact(name, 2)[0]
-    error = values.std().item() / 60**0.5
+    error = values.std().item() / 30**0.5
     local = two - one > 1e-6
     assert local != (name.startswith("only global") or name == "AutoDelta")
     assert two >= one - 1e-6
@@ -152,7 +162,7 @@ def test_chunks_are_exact(estimator, name):
 @both
 def test_mixed_bound(estimator, name, beta):
     case = CASES[name]()
-    result = scores(draws(case, estimator(K=2, beta=beta)), case.exact_gradient(2, ciwae(beta)))
+    result = scores(draws(case, estimator(K=2, beta=beta)), exact(name, 2, ciwae(beta)))
     assert max(result.values()) < LIMIT, result
 
 
@@ -163,20 +173,10 @@ def test_mixed_bound(estimator, name, beta):
 @both
 def test_powers_of_weights(estimator, name, alpha):
     """VR-IWAE, and half of it with half of the ordinary ELBO."""
-    case = CASES[name]()
-
-    def vr_iwae(log_w, dim):
-        return log_mean_exp((1 - alpha) * log_w, dim) / (1 - alpha)
-
-    result = scores(draws(case, estimator(K=2, alpha=alpha)), case.exact_gradient(2, vr_iwae))
-    assert max(result.values()) < LIMIT, result
-
-    def mixed(log_w, dim):
-        return 0.5 * log_w.mean(dim) + 0.5 * vr_iwae(log_w, dim)
-
-    loss = estimator(K=2, alpha=alpha, beta=0.5)
-    result = scores(draws(case, loss), case.exact_gradient(2, mixed))
-    assert max(result.values()) < LIMIT, result
+    for beta in (0.0, 0.5):
+        loss = estimator(K=2, alpha=alpha, beta=beta)
+        result = scores(draws(CASES[name](), loss), exact(name, 2, vr_iwae(alpha, beta)))
+        assert max(result.values()) < LIMIT, (beta, result)
 
 
 @pytest.mark.parametrize(
@@ -195,14 +195,14 @@ def test_two_targets(estimator, name, K, beta):
     case = CASES[name]()
     together, apart = (case.exact_gradient(k, ciwae(beta)) for k in (2 * K, K))
     of_model = {"theta", "log_s"}
-    copies = 1 if name.startswith("Auto") else 300  # of the data, to have many draws at once
+    copies = 1 if name.startswith("Auto") else 600  # of the data, to have many draws at once
     expected = (
         copies * together[0],
         {n: copies * (together if n in of_model else apart)[1][n] for n in together[1]},
     )
     case.args = tuple(x.repeat(copies) for x in case.args)
     loss = estimator(K=K, num_particles=2, beta=beta, piwae=True)
-    result = scores(estimates(case, loss, 60 if copies > 1 else 1000), expected)
+    result = scores(estimates(case, loss, 30 if copies > 1 else 1000), expected)
     assert max(result.values()) < LIMIT, result
 
 
@@ -387,10 +387,10 @@ def test_order_of_the_signal_to_noise_ratio_in_K(estimator, alpha, orders):
     case.args = (case.args[0][:1],)
     samples, log_snr = [4, 16, 64, 256], {name: [] for name in orders}
     for K in samples:
-        _, grads = estimates(case, estimator(K=K, num_particles=100, alpha=alpha), 300)
+        _, grads = estimates(case, estimator(K=K, num_particles=200, alpha=alpha), 150)
         for name in orders:
             mean, var = grads[name].mean(), grads[name].var()
             # The square of the mean, less its bias.
-            log_snr[name].append(0.5 * ((mean**2 - var / 300) / var).log())
+            log_snr[name].append(0.5 * ((mean**2 - var / 150) / var).log())
     slopes = {name: slope(samples, log_snr[name]) for name in orders}
     assert slopes == pytest.approx(orders, abs=0.12)
