@@ -183,18 +183,23 @@ class LinearGaussian:
 def test_a_bound_or_a_refusal(seed):
     case = LinearGaussian(seed)
     model, guide = case.programs()
-    evidence, expected = case.evidence(), None
+    evidence, known = case.evidence(), None
     for estimator in (PartiallyCollapsedIWELBO, DRegIWELBO):
         try:
             estimator(K=3).loss(model, guide)
         except NotImplementedError:
             continue
-        one = mean_of(estimator(K=1, num_particles=40), model, guide, 50)
-        if expected is None:
-            reference = Trace_ELBO(num_particles=40, vectorize_particles=True, max_plate_nesting=2)
-            expected = mean_of(reference, model, guide, 50)
+        losses = [estimator(K=K, num_particles=80) for K in (1, 5, 50)]
+        pyro.set_rng_seed(seed)
+        few = [mean_of(loss, model, guide, 2)[0] for loss in losses]
+        if known is not None:  # the estimators differ in gradients alone
+            assert few == pytest.approx(known)
+            continue
+        known = few
+        bounds = [mean_of(loss, model, guide, 25) for loss in losses]
+        reference = Trace_ELBO(num_particles=80, vectorize_particles=True, max_plate_nesting=2)
+        one, expected = bounds[0], mean_of(reference, model, guide, 25)
         assert abs(one[0] - expected[0]) < 4.5 * math.hypot(one[1], expected[1]) + 1e-9
-        bounds = [mean_of(estimator(K=K, num_particles=40), model, guide, 30) for K in (1, 5, 50)]
         for value, error in bounds:
             assert value < evidence + 4.5 * error + 1e-9
         for (less, e1), (more, e2) in itertools.pairwise(bounds):
@@ -216,15 +221,15 @@ def test_most_structures_are_not_refused():
 
 def test_without_the_look_at_dependence_some_are_above_the_evidence(monkeypatch):
     monkeypatch.setattr(dependence, "refuse_coupling", lambda *args: None)
-    found = []
     for seed in range(300):
         case = LinearGaussian(seed)
         if case.coupled:
             model, guide = case.programs()
             try:
                 loss = PartiallyCollapsedIWELBO(K=300, num_particles=10)
-                found.append(mean_of(loss, model, guide, 20)[0] - case.evidence())
+                if mean_of(loss, model, guide, 20)[0] - case.evidence() > 0.1:
+                    return
             except NotImplementedError:
                 pass
             pyro.clear_param_store()
-    assert max(found) > 0.1
+    pytest.fail("all are below the evidence")
