@@ -89,10 +89,10 @@ def test_training_lowers_the_loss_and_predicts(name, num_outputs, dtype):
     given = covariates(name, y)
     dgp = small(name, X, y)
     loss = DRegIWELBO(K=3, num_particles=4)
-    svi = SVI(dgp.model, dgp.guide, pyro.optim.Adam({"lr": 0.02}), loss=loss)
-    losses = torch.tensor([svi.step(X, y, **given) for _ in range(15)])
+    svi = SVI(dgp.model, dgp.guide, pyro.optim.Adam({"lr": 0.04}), loss=loss)
+    losses = torch.tensor([svi.step(X, y, **given) for _ in range(9)])
     assert losses.isfinite().all()
-    assert losses[-4:].mean() < losses[:4].mean()
+    assert losses[-3:].mean() < losses[:3].mean()
     assert {p.dtype for p in dgp.parameters()} == {dtype}
     assert all(p.grad is None or p.grad.isfinite().all() for p in dgp.parameters())
     p = dgp.predict(X, 9, **given)
@@ -106,16 +106,16 @@ def test_training_lowers_the_loss_and_predicts(name, num_outputs, dtype):
 
 
 @pytest.mark.parametrize("rows", [N, 7])
-@pytest.mark.parametrize("estimator", [PartiallyCollapsedIWELBO, DRegIWELBO])
-def test_one_sample_is_doubly_stochastic_vi(name, estimator, rows):
+def test_one_sample_is_doubly_stochastic_vi(name, rows):
     X, y = data(name)
     given = {k: v[:rows] for k, v in covariates(name, y).items()}
     dgp = small(name, X, y)
     args = dgp.model, dgp.guide, X[:rows], y[:rows]
-    ours = estimator(K=1, num_particles=20)
-    pyros = TraceMeanField_ELBO(num_particles=20, vectorize_particles=True, max_plate_nesting=1)
-    a, b = (torch.tensor([e.loss(*args, **given) for _ in range(20)]) for e in (ours, pyros))
-    assert agree(a, b)
+    pyros = TraceMeanField_ELBO(num_particles=40, vectorize_particles=True, max_plate_nesting=1)
+    ours = [e(K=1, num_particles=40) for e in (PartiallyCollapsedIWELBO, DRegIWELBO)]
+    found = [torch.tensor([e.loss(*args, **given) for _ in range(12)]) for e in (pyros, *ours)]
+    assert agree(found[0], found[1])
+    assert agree(found[0], found[2])
 
 
 def gradients(dgp, loss, X, y, given, num_draws):
@@ -132,9 +132,9 @@ def test_both_estimators_have_one_expectation(name):
     dgp = small(name, X, y, encoder_widths=(3,), num_gps=1)
     X, y = X[:4], y[:4]
     given = covariates(name, y)
-    a = gradients(dgp, PartiallyCollapsedIWELBO(K=4, num_particles=40), X, y, given, 60)
-    b = gradients(dgp, DRegIWELBO(K=4, num_particles=40), X, y, given, 60)
-    # Of some 150 scores, with 60 draws each, the largest is expected near 2.9.
+    a = gradients(dgp, PartiallyCollapsedIWELBO(K=4, num_particles=80), X, y, given, 30)
+    b = gradients(dgp, DRegIWELBO(K=4, num_particles=80), X, y, given, 30)
+    # Of some 150 scores, with 30 draws each, the largest is expected near 3.0.
     assert agree(a, b, 4.5)
 
 
@@ -142,9 +142,9 @@ def test_batches_estimate_the_bound_of_all_data(name):
     X, y = data(name)
     given = covariates(name, y)
     dgp = small(name, X, y)
-    loss = PartiallyCollapsedIWELBO(K=3, num_particles=10)
+    loss = PartiallyCollapsedIWELBO(K=3, num_particles=20)
     whole, parts = [], []
-    for _ in range(20):
+    for _ in range(12):
         whole.append(loss.loss(dgp.model, dgp.guide, X, y, **given))
         batches = zip(torch.randperm(N).split(8), strict=True)
         values = [
@@ -259,7 +259,7 @@ def test_the_mean_over_draws_of_functions_is_the_integral(name, num_outputs):
         log_p = likelihood.predictive(loc, var, **given).log_prob(y)
         integral = likelihood.integral(loc, var, **given)
         found = []
-        for _ in range(50):
+        for _ in range(25):
             standard = torch.randn(200, J, *log_p.shape)
             found.append(integral.log_prob_by_draws(y, standard).exp())
         found = torch.stack(found)
