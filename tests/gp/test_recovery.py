@@ -73,8 +73,8 @@ def test_simulated_parameters_come_back(name):
     starts = {path: attribute(learner, path).item() for path in parameters}
     dgp = LatentDGP.from_data(X, y, likelihood=learner, num_layers=1, latent_dim=0, num_inducing=15)
     fit(
-        dgp.model, dgp.guide, DRegIWELBO(K=1), {"X": X, "y": y, **given}, num_steps=500,
-        batch_size=300, optim=annealed_adam(0.05, 500), progress=False,
+        dgp.model, dgp.guide, DRegIWELBO(K=1), {"X": X, "y": y, **given}, num_steps=300,
+        batch_size=300, optim=annealed_adam(0.08, 300), progress=False,
     )  # fmt: skip
     for path, tolerance in parameters.items():
         # It started elsewhere.
