@@ -5,14 +5,14 @@ import numpy as np
 from pyro_dgp.sklearn import LatentDGPClassifier, LatentDGPRegressor
 
 QUICK = {
-    "num_layers": 1, "num_inducing": 8, "K": 2, "num_steps": 15, "lr": 0.2, "batch_size": 32,
+    "num_layers": 1, "num_inducing": 8, "K": 2, "num_steps": 9, "lr": 0.3, "batch_size": 32,
     "num_samples": 40, "dtype": "float64", "random_state": 0, "likelihood": "gaussian",
     "features": None, "pool": False, "validation_fraction": 0.1,
 }  # fmt: skip
 # All that stands beside the deep GP.
 WHOLE = QUICK | {"likelihood": "auto", "features": "trees", "pool": True}
 # Enough where nothing needs to be learned.
-SMALL = {"num_steps": 2, "num_inducing": 4, "num_samples": 10}
+SMALL = {"K": 1, "num_steps": 2, "num_inducing": 4, "num_samples": 10}
 
 
 def regressor(**options):

@@ -36,7 +36,7 @@ def test_estimator_checks(estimator, check, few_trees):
     if name in SKIPPED:
         pytest.skip(SKIPPED[name])
     if name == "check_classifiers_train":  # it asks for a score
-        estimator.set_params(num_steps=20, num_inducing=8, num_samples=40)
+        estimator.set_params(K=2, num_steps=9, num_inducing=8, num_samples=40)
     check(estimator)
 
 

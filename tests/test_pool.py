@@ -280,7 +280,7 @@ def test_a_time_limit_is_kept_and_told(few_trees):
     assert 1 <= model.num_steps_ < 100_000
     assert np.isfinite(model.predict(X)).all()
     limited = whole(time_limit=1000.0).fit(X, y)
-    assert limited.num_steps_ == 15
+    assert limited.num_steps_ == 9
     assert np.array_equal(limited.predict(X), whole().fit(X, y).predict(X))
 
 
@@ -479,7 +479,7 @@ def two_branches(num_rows, seed):
 
 
 BRANCHES = {
-    "features": None, "num_inducing": 15, "num_steps": 250, "random_state": 0, "lr": 0.03, "K": 5,
+    "features": None, "num_inducing": 15, "num_steps": 150, "random_state": 0, "lr": 0.05, "K": 5,
     "likelihood": "gaussian",
 }  # fmt: skip
 

@@ -41,7 +41,7 @@ def test_estimator_checks(estimator, check, few_trees):
     if name == "check_sample_weight_equivalence_on_dense_data":
         pytest.skip("holds in distribution: training draws rows at random, as a forest does")
     if name == "check_regressors_train" and estimator.features is None:  # it asks for a score
-        estimator.set_params(num_steps=15, num_inducing=16)
+        estimator.set_params(K=2, num_steps=15, lr=0.2, num_inducing=16)
     check(estimator)
 
 
