@@ -45,7 +45,7 @@ from pyro_dgp.botorch import FunctionDraws
 from pyro_dgp.infer import annealed_adam
 
 SMOKE = "PYRO_DGP_SMOKE" in os.environ  # the tests run this in small
-num_steps, num_rounds, num_seeds = (100, 1, 2) if SMOKE else (500, 5, 5)
+num_steps, num_rounds, num_seeds = (60, 1, 2) if SMOKE else (500, 5, 5)
 sizes = [30] if SMOKE else [15, 30, 60]
 # A kernel matrix without noise may need jitter. An optimisation that has not converged, of
 # parameters or of points to evaluate, is repeated from another start.

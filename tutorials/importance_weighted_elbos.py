@@ -36,7 +36,7 @@ from torch.distributions import constraints
 from pyro_dgp import DRegIWELBO, PartiallyCollapsedIWELBO
 
 SMOKE = "PYRO_DGP_SMOKE" in os.environ  # the tests run this in small
-num_steps, num_draws = (1000, 60) if SMOKE else (2000, 4000)
+num_steps, num_draws = (500, 60) if SMOKE else (2000, 4000)
 samples = [1, 10, 100]
 pyro.set_rng_seed(0)
 

@@ -33,7 +33,7 @@ from pyro_dgp.experiments import load, snr_against_K
 from pyro_dgp.infer import annealed_adam, parameters_of
 
 SMOKE = "PYRO_DGP_SMOKE" in os.environ  # the tests run this in small
-num_steps, num_draws = (40, 50) if SMOKE else (2000, 500)
+num_steps, num_draws = (9, 50) if SMOKE else (2000, 500)
 K, num_points = ([1, 10], 2) if SMOKE else ([1, 5, 20, 100], 5)
 pyro.set_rng_seed(0)
 
