@@ -686,7 +686,7 @@ def test_ordinal_classes_whose_order_would_be_lost(capsys, tmp_path):
 def test_whole_numbers_have_intervals_and_densities_of_their_own(capsys, tmp_path):
     x = np.linspace(-2, 2, 100)
     frame = pd.DataFrame({"x": x, "y": 0.5 * np.digitize(x, [-1.2, -0.4, 0.4, 1.2]) + 1})
-    code, model = fit(tmp_path, frame, "--steps", "300", "--test-fraction", "0")
+    code, model = fit(tmp_path, frame, "--steps", "150", "--test-fraction", "0")
     assert code == 0
     own = scores_of(model, capsys, str(tmp_path / "t.csv"))
     # Nearly certain, and so within all intervals.
