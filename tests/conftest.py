@@ -14,7 +14,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["LOKY_MAX_CPU_COUNT"] = "1"
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    torch.set_num_threads(1)  # there are as many processes as cores
+    # There are as many processes as cores, which have others of their own.
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @pytest.fixture(autouse=True)
