@@ -230,7 +230,7 @@ def test_the_exponent_1_changes_nothing(make):
 @every_exponent
 @every_base
 def test_samples_have_the_distribution(make, k):
-    d, n = Recalibrated(make(), k), 1000
+    d, n = Recalibrated(make(), k), 2000
     y = d.sample((n,))
     assert y.shape == (n, 3)
     pit = d.cdf(y)
