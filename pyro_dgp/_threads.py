@@ -26,7 +26,8 @@ def spare_busy_cores() -> None:
     while number > 1 and _seconds(number) > _seconds(1):
         number //= 2
     torch.set_num_threads(number)
-    os.environ["OMP_NUM_THREADS"] = str(number)  # for scikit-learn, if it is not loaded yet
+    if number == 1:  # for scikit-learn, if it is not loaded yet, and for other processes
+        os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def _seconds(num_threads: int) -> float:

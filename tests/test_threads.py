@@ -1,5 +1,7 @@
 """Numbers of threads beside other jobs."""
 
+import os
+
 import pytest
 import torch
 
@@ -26,6 +28,8 @@ def test_threads_that_wait_for_others_are_not_used(threads, monkeypatch, seconds
     monkeypatch.setattr(_threads, "_seconds", seconds.get)
     spare_busy_cores()
     assert torch.get_num_threads() == number
+    # Otherwise joblib would give as many threads to each of several processes.
+    assert os.environ.get("OMP_NUM_THREADS") == ("1" if number == 1 else None)
 
 
 def test_what_the_user_has_chosen_stays(threads, monkeypatch):

@@ -109,9 +109,10 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
     :param int patience: Number of held-out scores, of 50 in all, without an improvement after which
         training ends; None for no limit.
     :param int num_samples: Number of components of the predictive mixture.
-    :param int n_jobs: Number of processes for the fits, which are members and folds; -1 for one per
-        core, None for that on the CPU with at most 50,000 rows and otherwise for 1. Where starting
-        processes would take longer, and in a worker process of another pool, there is one.
+    :param int n_jobs: Number of processes, of one thread each, for the fits, which are members and
+        folds; -1 for one per core, None for that on the CPU with at most 50,000 rows and otherwise
+        for 1. Where starting processes would take longer, and in a worker process of another pool,
+        there is one.
     :param str dtype: Dtype of the deep GP, "float32" or "float64".
     :param str device: Torch device of the deep GP.
     :param checkpoint: File that ``fit`` writes, with others of the same name and a number, and from

@@ -152,17 +152,23 @@ def test_a_loss_that_has_been_used_is_the_same_loss(tmp_path):
         train(new_model(), 5, None, checkpoint=tmp_path / "c.pt", seed=0)
 
 
-def test_ctrl_c_ends_after_the_step_and_saves(tmp_path):
+def interrupt():
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("act", [lambda: signal.raise_signal(signal.SIGINT), interrupt])
+def test_ctrl_c_ends_after_the_step_and_saves(act, tmp_path):
     def press(step, loss):
         if step == 3 and len(presses) < 1:
             presses.append(step)
-            signal.raise_signal(signal.SIGINT)
+            act()
 
     presses = []
     path = tmp_path / "checkpoint.pt"
     history = train(new_model(), 8, paper_optimizer(), checkpoint=path, callback=press)
     assert history.interrupted
     assert len(history.losses) == 4
+    assert path.exists()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     resumed = train(new_model(), 8, paper_optimizer(), checkpoint=path)
     assert not resumed.interrupted
