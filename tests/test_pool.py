@@ -115,6 +115,14 @@ def test_no_kernel_is_about_the_target_that_chooses_its_width(num_rows):
     assert model.log_density(new, target).mean() == pytest.approx(best, abs=0.1)
 
 
+def test_a_pool_of_several_targets_of_which_one_has_ties():
+    X, y = data(40)
+    both = np.column_stack([y, np.round(y)])
+    model = whole(num_steps=2).fit(X, both)
+    assert sum(model.pool_weights_.values()) == pytest.approx(1)
+    assert np.isfinite(model.log_density(X, both)).all()
+
+
 def test_a_pool_is_one_distribution():
     X, y = data(80)
     model = whole(likelihood="heteroscedastic").fit(X, y)

@@ -224,7 +224,9 @@ def _points(y: np.ndarray, lattice: Lattice) -> tuple[np.ndarray, np.ndarray]:
         points = lattice[0] + lattice[1] * np.arange(first, last + 1)
         return points, np.full(len(points), lattice[1])
     even = np.linspace(1.1 * low - 0.1 * high, 1.1 * high - 0.1 * low, _NUM_POINTS // 2)
-    edges = np.union1d(even, np.quantile(y, np.linspace(0, 1, _NUM_POINTS // 2)))
+    quantiles = np.quantile(y, np.linspace(0, 1, _NUM_POINTS // 2))
+    # Also equal ones: all targets have the same number of points.
+    edges = np.sort(np.concatenate([even, quantiles]))
     return 0.5 * (edges[1:] + edges[:-1]), np.diff(edges)
 
 
