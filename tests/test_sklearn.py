@@ -371,6 +371,20 @@ def test_rounded_targets_have_quantiles_as_they_are_written():
     assert model.likelihood_ == "heteroscedastic"
 
 
+@pytest.mark.parametrize("likelihood", ["rounded", "zero_inflated"])
+def test_values_with_a_probability_are_as_they_are_written(likelihood):
+    """Not next to it: most claims are 0, neither 6e-5 nor 2e-16."""
+    X = np.linspace(-2, 2, 60)[:, None]
+    y = 1000.0 * np.digitize(X[:, 0], [0, 1])
+    if likelihood == "zero_inflated":
+        y *= np.random.default_rng(0).lognormal(size=60)
+    model = regressor(likelihood=likelihood, num_steps=2, dtype="float32").fit(X, y)
+    draws = model.sample(X, 50, random_state=0)
+    assert (draws == 0).any()
+    assert not ((draws != 0) & (np.abs(draws) < 1e-2)).any()
+    assert (model.predict_quantiles(X, np.linspace(0.05, 0.95, 19)) == 0).any()
+
+
 def test_messages_of_other_files_are_our_own(tmp_path):
     """None of torch's, which advises to load what it does not trust in another way."""
 

@@ -41,8 +41,7 @@ class Affine(Composite):
         if lattice is None or torch.as_tensor(self.loc + self.scale).numel() > 1:
             return None  # there is none, or it differs between outputs
         found = self.loc + self.scale * lattice[0], self.scale * lattice[1]
-        # Decimal numbers, as the targets were written, without the rounding of standardisation.
-        origin, step = (float(f"{float(v):.12g}") for v in found)
+        origin, step = (self._written(torch.as_tensor(v)).item() for v in found)
         return origin, step
 
     @property
@@ -80,12 +79,18 @@ class Affine(Composite):
 
     def at_mass(self, value: Tensor) -> Tensor:
         """The value, or that with a probability which it is next to."""
-        within = self._back(value)
-        moved = at_mass(self.base, within)
-        return torch.where(moved == within, value, self.loc + self.scale * moved)
+        moved = self.loc + self.scale * at_mass(self.base, self._back(value))
+        return torch.where(self.has_mass(value), self._written(moved), value)
 
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        return self.loc + self.scale * self.base.sample(torch.Size(sample_shape))
+        return self.at_mass(self.loc + self.scale * self.base.sample(torch.Size(sample_shape)))
+
+    def _written(self, value: Tensor) -> Tensor:
+        """A decimal number, as targets are written, without the rounding of standardisation."""
+        loc, scale = (torch.as_tensor(v, dtype=torch.float64) for v in (self.loc, self.scale))
+        largest = torch.maximum(value.double().abs(), loc.abs().maximum(scale))
+        power = 10.0 ** (11 - largest.log10().floor()).clamp_min(0)
+        return ((value.double() * power).round() / power).to(value)
 
 
 def has_mass(part: Distribution, value: Tensor) -> Tensor:

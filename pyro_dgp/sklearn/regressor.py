@@ -305,7 +305,7 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
 
     def _start_likelihood(self, y: np.ndarray, train: np.ndarray) -> Likelihood:
         y = y[train]
-        targets = torch.as_tensor(y, dtype=getattr(torch, self.dtype))
+        targets = torch.as_tensor(y)  # in double precision, for lattices and values as written
         if not isinstance(self.likelihood, str) or self.likelihood != "auto":
             return likelihood_for(targets, self.likelihood)
         if self.target_transform is not None:
@@ -313,7 +313,7 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
         # Several outputs, each standardised, have no lattice in common.
         if y.ndim == 1 and len(np.unique(y)) <= min(_MOST_POINTS, y.size / 2):
             try:
-                rounded = Rounded.for_targets(torch.as_tensor(y))  # in double precision
+                rounded = Rounded.for_targets(targets)
             except ValueError:  # no lattice
                 return HeteroscedasticGaussian.for_targets(targets)
             if np.ptp(y) < _MOST_POINTS * rounded.width:
