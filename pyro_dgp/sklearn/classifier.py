@@ -73,6 +73,7 @@ class LatentDGPClassifier(ClassifierMixin, LatentDGPEstimator):
         :raises ValueError: If the inputs contain NaN or infinity, there is one class only, more
             than two for "bernoulli", or a parameter is out of range.
         :raises NonFiniteError: If training diverged.
+        :raises CholeskyError: If it diverged so that a kernel matrix has no factor.
         """
         start = time.monotonic()
         self._check_parameters()

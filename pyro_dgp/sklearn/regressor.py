@@ -156,6 +156,7 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
             constant or one that the likelihood or the transform does not accept, or a parameter is
             out of range.
         :raises NonFiniteError: If training diverged.
+        :raises CholeskyError: If it diverged so that a kernel matrix has no factor.
         """
         start = time.monotonic()
         self._check_parameters()

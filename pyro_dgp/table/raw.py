@@ -52,10 +52,11 @@ class Table:
 
 
 def num_named(row: list[str], below: list[str] | None) -> int:
-    """Number of names in a row. Row numbers in the first column, as pandas has them, need none."""
+    """Number of names in a row. Row numbers in the first columns, as pandas has them, need none."""
     named = sum(bool(cell) for cell in row)
-    unnamed = not row[0] and 0 < named == len(row) - 1
-    return named + (unnamed and below is not None and is_plain_number(below[0]))
+    unnamed = len(row) - named
+    numbered = named and below is not None and all(map(is_plain_number, below[:unnamed]))
+    return len(row) if numbered and not any(row[:unnamed]) else named
 
 
 def usual_width(widths: Sequence[int]) -> int:
@@ -90,7 +91,7 @@ def leave_out_nameless(table: Table) -> None:
         column = column[column.notna() & (column != "")]
         numbers = numeric(column, errors="coerce")
         if len(column) and (i or not (numbers.is_unique and (numbers % 1 == 0).all())):
-            raise ValueError(f"{table.name}: column {i + 1} has no name.")
+            raise ValueError(f"{table.name}: column {i + 1} has no name: give it one.")
         if len(column):
             table.notes.append("The first column, of row numbers without a name, is left out.")
         frame = frame.iloc[:, [j for j in range(frame.shape[1]) if j != i]]

@@ -74,7 +74,7 @@ def of_workbook(path: Path, content: bytes, sheet: str | None, skip_rows: int | 
     if sheet is not None and sheet not in sheets:
         raise ValueError(f"{path} has no sheet '{sheet}', but {', '.join(sheets)}.")
     chosen = sheet or next(iter(sheets))
-    cells = _without_blanks(sheets[chosen])
+    cells = _as_filled(sheets[chosen])
     filled = cells.notna().sum(axis=1).to_numpy()
     above = _rows_above(cells, filled) if skip_rows is None else skip_rows
     if above >= len(cells):
@@ -94,12 +94,21 @@ def of_workbook(path: Path, content: bytes, sheet: str | None, skip_rows: int | 
     return table
 
 
-def _without_blanks(cells: pd.DataFrame) -> pd.DataFrame:
-    """Cells that hold nothing but spaces are empty, as in texts."""
+def _as_filled(cells: pd.DataFrame) -> pd.DataFrame:
+    """Cells that hold nothing but spaces are empty, as in texts; long numbers are floats."""
     values = cells.to_numpy(object, copy=True)
     is_blank = np.vectorize(lambda cell: isinstance(cell, str) and not cell.strip(), [bool])
     values[is_blank(values)] = np.nan
+    is_lost = np.vectorize(_may_have_lost_digits, [bool])(values)
+    values[is_lost] = values[is_lost].astype(float)
     return pd.DataFrame(values, dtype=object)
+
+
+def _may_have_lost_digits(cell: object) -> bool:
+    """Whether a whole number is one of 15 digits and an exponent, as spreadsheets keep long ones;
+    pandas gives the nearest integer."""
+    long = isinstance(cell, int) and abs(cell) > 2**53
+    return long and cell == int(float(f"{float(cell):.15g}"))
 
 
 def _rows_above(cells: pd.DataFrame, filled: np.ndarray) -> int:

@@ -210,6 +210,18 @@ def test_codes_that_are_floats():
     assert typed(lost, Conventions())[0]["x"].max() == 12345678901234570.0
 
 
+def test_long_codes_of_a_spreadsheet(tmp_path):
+    """Spreadsheets keep 15 digits; files of other programs may have them all."""
+    path, codes = tmp_path / "t.xlsx", [1234567890123456701, 1234567890123456702]
+    pd.DataFrame({"x": codes, "y": [1, 2]}).to_excel(path, index=False)
+    found, _, _ = typed(read_table(path), Conventions(), categorical=["x"])
+    assert found["x"].tolist() == [str(code) for code in codes]
+    pd.DataFrame({"x": [1.23456789012345e18, 1.23456789012346e18]}).to_excel(path, index=False)
+    with pytest.raises(ValueError, match="'x' has codes of 16 digits or more"):
+        typed(read_table(path), Conventions(), categorical=["x"])
+    assert typed(read_table(path), Conventions())[0]["x"].max() == 1.23456789012346e18
+
+
 def test_types_of_parquet_and_spreadsheets():
     columns = {
         "int8": pd.array([1, 2], "int8"),

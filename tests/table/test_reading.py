@@ -94,6 +94,16 @@ def test_row_numbers_are_left_out(tmp_path):
         read_table(write(tmp_path, text(",", rows)))
 
 
+@pytest.mark.parametrize("kind", ["csv", "excel"])
+def test_two_columns_of_row_numbers_need_names(tmp_path, kind):
+    frame = pd.DataFrame({"a": [1.5, 2.5, 3.5], "b": ["x", "y", "z"]})
+    frame.index = pd.MultiIndex.from_arrays([[0, 0, 1], [0, 1, 0]])
+    path = tmp_path / {"csv": "t.csv", "excel": "t.xlsx"}[kind]
+    getattr(frame, f"to_{kind}")(path)
+    with pytest.raises(ValueError, match="column 2 has no name: give it one"):
+        read_table(path)
+
+
 @pytest.mark.parametrize("size", [40, 300])
 def test_semicolons_between_decimal_commas(tmp_path, size):
     names = ["Price, EUR", "Area, m2", "y"]
