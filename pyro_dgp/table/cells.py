@@ -154,7 +154,7 @@ def typed(
         share = text.share(numbers)
         mostly = share >= _MOSTLY and len(numbers) + text.exact.nunique() > _FEW_CODES
         if bad and kind != "lenient" and (kind == "number" or mostly):
-            raise ValueError(_bad(table, text, "numbers", numbers, usual))
+            raise ValueError(_bad(table, text, "numbers", numbers, kind is None))
         if bad and kind != "lenient":
             if share >= _MOSTLY:
                 some = ", ".join(f"'{v}'" for v in bad[:3])
@@ -410,8 +410,7 @@ def _dates(
     if len(found) < len(text.values):
         if not must and len(found) < _MOSTLY * len(text.values):
             return None, order
-        model = Conventions(dates=usual) if usual else None
-        raise ValueError(_bad(table, text, "dates", found, model))
+        raise ValueError(_bad(table, text, "dates", found, not must))
     return found, own if ordered else order
 
 
@@ -425,14 +424,12 @@ def bad_cells(table: Table, rows: np.ndarray, values: Sequence) -> str:
     return ", ".join(named) + more
 
 
-def _bad(
-    table: Table, text: _Texts, kind: str, good: Container[str], usual: Conventions | None
-) -> str:
+def _bad(table: Table, text: _Texts, kind: str, good: Container[str], recognised: bool) -> str:
     bad = {v for v in text.values if v not in good}
     rows = np.flatnonzero(text.cells.isin(bad))
     tokens = " ".join(f"'{v}'" for v in sorted(bad)[:3])
     remedy = f"Correct them, or say that they mean missing (--missing {tokens})."
-    if usual is None or usual == Conventions():
+    if recognised:  # not what an option or the training rows say
         remedy = (
             f"Correct them, say that they mean missing (--missing {tokens}), or take the column "
             f"for texts (--categorical '{text.name}')."

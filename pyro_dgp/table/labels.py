@@ -7,18 +7,18 @@ import numpy as np
 
 from pyro_dgp.table.packages import pd
 
-__all__ = ["as_classes", "as_text", "as_texts", "classes_of", "labels", "without"]
+__all__ = ["EXACT", "as_classes", "as_text", "as_texts", "classes_of", "labels", "without"]
 
 # Largest number of classes; more are probably names, or numbers that were not recognised.
 _MOST_CLASSES = 50
-# From here on, not all whole numbers are floats.
-_EXACT = 2**53
+#: From here on, not all whole numbers are floats.
+EXACT = 2**53
 
 
 def as_text(value: object) -> str:
     """A value as it would stand in a text file."""
     if isinstance(value, float):
-        whole = value.is_integer() and abs(value) < _EXACT
+        whole = value.is_integer() and abs(value) < EXACT
         return str(int(value)) if whole else f"{value:.15g}"
     return str(value)
 
@@ -28,7 +28,7 @@ def as_texts(column: pd.Series) -> pd.Series:
 
     :raises ValueError: If it has codes of so many digits that different ones are equal as floats.
     """
-    long = column.map(lambda v: isinstance(v, float) and _EXACT <= abs(v) < np.inf)
+    long = column.map(lambda v: isinstance(v, float) and EXACT <= abs(v) < np.inf)
     if long.any():
         raise ValueError(
             f"Column '{column.name}' has codes of 16 digits or more, such as "

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from pyro_dgp.table.labels import EXACT
 from pyro_dgp.table.packages import pd
 from pyro_dgp.table.raw import (
     NUM_LOOKED_AT,
@@ -99,16 +100,11 @@ def _as_filled(cells: pd.DataFrame) -> pd.DataFrame:
     values = cells.to_numpy(object, copy=True)
     is_blank = np.vectorize(lambda cell: isinstance(cell, str) and not cell.strip(), [bool])
     values[is_blank(values)] = np.nan
-    is_lost = np.vectorize(_may_have_lost_digits, [bool])(values)
-    values[is_lost] = values[is_lost].astype(float)
+    # Workbooks have 15 to 17 digits, but pandas gives integers.
+    is_long = np.vectorize(lambda cell: isinstance(cell, int) and abs(cell) >= EXACT, [bool])
+    some = is_long(values)
+    values[some] = values[some].astype(float)
     return pd.DataFrame(values, dtype=object)
-
-
-def _may_have_lost_digits(cell: object) -> bool:
-    """Whether a whole number is one of 15 digits and an exponent, as spreadsheets keep long ones;
-    pandas gives the nearest integer."""
-    long = isinstance(cell, int) and abs(cell) > 2**53
-    return long and cell == int(float(f"{float(cell):.15g}"))
 
 
 def _rows_above(cells: pd.DataFrame, filled: np.ndarray) -> int:

@@ -141,6 +141,15 @@ def test_dates_against_what_was_said():
     assert read(["12.10.2021"], Conventions(dates="mdy"))[0][0] == pd.Timestamp("2021-12-10")
 
 
+def test_only_what_was_recognised_may_be_of_texts_instead():
+    """Not what the training rows had: there the remedy would not help."""
+    frame = pd.DataFrame({"x": ["1", "2", "x"], "day": ["2020-01-01", "2020-01-02", "2020-13-01"]})
+    for name, kind in (("x", "numeric"), ("day", "dates")):
+        table = Table(frame[[name]], "t.csv", np.arange(3) + 2)
+        with pytest.raises(ValueError, match=r"say that they mean missing \(--missing '\S+'\)\.$"):
+            typed(table, Conventions(), **{kind: [name]})
+
+
 def test_half_numbers():
     _, notes = read(["10", "20", "l0"] * 5)
     assert notes[0].startswith("Column 'x' is taken for texts, because of 'l0' beside numbers")
@@ -211,15 +220,15 @@ def test_codes_that_are_floats():
 
 
 def test_long_codes_of_a_spreadsheet(tmp_path):
-    """Spreadsheets keep 15 digits; files of other programs may have them all."""
-    path, codes = tmp_path / "t.xlsx", [1234567890123456701, 1234567890123456702]
-    pd.DataFrame({"x": codes, "y": [1, 2]}).to_excel(path, index=False)
-    found, _, _ = typed(read_table(path), Conventions(), categorical=["x"])
-    assert found["x"].tolist() == [str(code) for code in codes]
-    pd.DataFrame({"x": [1.23456789012345e18, 1.23456789012346e18]}).to_excel(path, index=False)
+    """A workbook does not keep all of their digits."""
+    codes = [123456789012345678, 123456789012345679]
+    pd.DataFrame({"x": codes, "y": [1, 2]}).to_excel(tmp_path / "t.xlsx", index=False)
     with pytest.raises(ValueError, match="'x' has codes of 16 digits or more"):
-        typed(read_table(path), Conventions(), categorical=["x"])
-    assert typed(read_table(path), Conventions())[0]["x"].max() == 1.23456789012346e18
+        typed(read_table(tmp_path / "t.xlsx"), Conventions(), categorical=["x"])
+    assert typed(read_table(tmp_path / "t.xlsx"), Conventions())[0]["x"].max() == pytest.approx(codes[0])
+    pd.DataFrame({"x": [2**53 - 1, -7], "y": [1, 2]}).to_excel(tmp_path / "t.xlsx", index=False)
+    found, _, _ = typed(read_table(tmp_path / "t.xlsx"), Conventions(), categorical=["x"])
+    assert found["x"].tolist() == ["9007199254740991", "-7"]
 
 
 def test_types_of_parquet_and_spreadsheets():
