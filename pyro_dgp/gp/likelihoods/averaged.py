@@ -76,12 +76,11 @@ class Averaged(Composite):
             weights += ((-0.5 * ((nodes - m) / s).square()).exp() / s).sum(0)
         return cls(likelihood, nodes, weights / weights.sum(-1, keepdim=True), False)
 
-    @torch.no_grad()
     def cdf(self, value: Tensor) -> Tensor:
         """P(target <= value), [..., *batch_shape]; the shape of ``value``."""
         y, step = value.double(), max(1, _CHUNK // max(1, value.numel()))
         parts = zip(self.nodes.split(step, -1), self.weights.split(step, -1), strict=True)
         found = torch.zeros_like(y)
         for f, weights in parts:
-            found += (weights * self.likelihood.conditional(f).cdf(y.unsqueeze(-1))).sum(-1)
+            found = found + (weights * self.likelihood.conditional(f).cdf(y.unsqueeze(-1))).sum(-1)
         return found.to(value.dtype)

@@ -171,7 +171,7 @@ class Marginal(Composite):
     def _evaluate(self, fn: Callable, value: Tensor) -> Tensor:
         """In double precision, which differences of gamma functions of large counts need."""
         # The search for a mode needs derivatives, which inference mode does not allow.
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.inference_mode(False):
             value = value.clone().double()
             functions = _like_value(value, *(f.double() for f in self._functions()))
             return fn(value, *functions, **self.covariates).to(self.loc[0].dtype)

@@ -8,6 +8,7 @@ from torch import Tensor
 __all__ = ["mode_and_width"]
 
 
+@torch.no_grad()  # nodes of a quadrature, whose derivatives cancel
 def mode_and_width(
     log_g: Callable[[Tensor], Tensor], m: Tensor, v: Tensor, at: Tensor | None
 ) -> tuple[Tensor, Tensor]:
@@ -43,8 +44,7 @@ def mode_and_width(
         # If there are several modes, the one near the highest of some points.
         t = torch.linspace(0, 1, 33, dtype=m.dtype, device=m.device)
         points = m + (at - m) * t.reshape(-1, *[1] * m.dim())
-        with torch.no_grad():
-            height = torch.stack([log_g(p) for p in points]) - 0.5 * (points - m).square() / v
+        height = torch.stack([log_g(p) for p in points]) - 0.5 * (points - m).square() / v
         best = height.argmax(0, keepdim=True)
         f = points.gather(0, best)[0]
         before, after = (points.gather(0, (best + d).clamp(0, 32))[0] for d in (-1, 1))

@@ -1,6 +1,7 @@
 """Proportions, between 0 and 1."""
 
 import math
+from typing import Any
 
 import pyro.distributions as dist
 import scipy.special
@@ -112,5 +113,21 @@ class Beta(Likelihood):
 class _Beta(dist.Beta):
     def cdf(self, value: Tensor) -> Tensor:
         a, b = self.concentration1, self.concentration0
-        found = with_scipy(scipy.special.betainc, a, b, value.clamp(0, 1))
+        found = _IncompleteBeta.apply(a, b, value.clamp(0, 1))
         return torch.where(value <= 0, 0.0, torch.where(value >= 1, 1.0, found))
+
+
+class _IncompleteBeta(torch.autograd.Function):
+    """I_x(a, b), with a derivative by x alone."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, x: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b, x)
+        return with_scipy(scipy.special.betainc, a, b, x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, Tensor]:
+        a, b, x = ctx.saved_tensors
+        inside = x.clamp(torch.finfo(x.dtype).tiny, 1 - torch.finfo(x.dtype).eps)
+        density = dist.Beta(a, b, validate_args=False).log_prob(inside).exp()
+        return None, None, (gradient * density).sum_to_size(x.shape)

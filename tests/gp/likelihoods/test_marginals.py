@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy import special, stats
 
+from pyro_dgp.gp import Exponentiated, Recalibrated
 from pyro_dgp.gp import likelihoods as lik
 from pyro_dgp.gp.fixed import fixed_copy
 from pyro_dgp.gp.mixture import PredictiveMixture
@@ -467,3 +468,24 @@ def test_densities_of_proportions_at_the_ends_are_numbers():
     assert low.isfinite()
     assert low.item() == pytest.approx(high.item(), rel=1e-3)
     assert (marginal.log_prob(torch.tensor([-0.5, 1.5])) == -math.inf).all()
+
+
+@pytest.mark.parametrize(
+    "likelihood",
+    [lik.HeteroscedasticGaussian(), lik.StudentT(0.1, 4.0), lik.Gamma(), lik.LogNormal(),
+     lik.Beta(), lik.ZeroInflated(lik.GaussianLikelihood(0.1), 0.3)],
+    ids=lambda likelihood: type(likelihood).__name__,
+)  # fmt: skip
+def test_densities_have_their_derivatives_by_targets(likelihood):
+    """Also where a part of the formula, such as a Jacobian, has its own."""
+    functions = torch.randn(likelihood.num_functions, 5, 3)
+    base = PredictiveMixture(fixed_copy(likelihood).marginal(functions, functions.square()))
+    y = torch.tensor([0.2, 0.5, 0.8])
+    for p in (base, base.affine(0.1, 2.0), Recalibrated(base, 1.3), Exponentiated(base)):
+        at = y.exp() if isinstance(p, Exponentiated) else y
+        value = at.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(p.log_prob(value).sum(), value)
+        rise = p.log_prob(at + 1e-5) - p.log_prob(at - 1e-5)
+        torch.testing.assert_close(slope, rise / 2e-5, rtol=1e-6, atol=1e-6)
+        (density,) = torch.autograd.grad(p.cdf(value).sum(), value)
+        torch.testing.assert_close(density.log(), p.log_prob(at), rtol=0, atol=1e-6)
