@@ -72,10 +72,11 @@ def integrated_crps(cdf: Callable[[Tensor], Tensor], x: Tensor, value: Tensor) -
     :param cdf: Distribution function F, from [..., *shape] to the same shape.
     :param torch.Tensor x: Points from which to start, increasing, with a negligible probability
         below the first and above the last, [G, *shape].
-    :param torch.Tensor value: Targets y, [..., *shape].
+    :param torch.Tensor value: Targets y, broadcastable to [..., *shape].
     :returns: Scores, [..., *shape], in units of ``value``.
     """
     shape, F = x.shape[1:], cdf(x)
+    value = value.expand(torch.broadcast_shapes(value.shape, shape))
     for _ in range(_ROUNDS):
         new = rising(x, F)
         x, order = torch.cat([x, new]).sort(0)
@@ -105,11 +106,12 @@ def summed_crps(
     :param cdf: Distribution function F, from [..., *shape] to the same shape.
     :param lattice: Origin and step.
     :param ends: First and last k of the sum.
-    :param torch.Tensor value: Targets y, [..., *shape].
+    :param torch.Tensor value: Targets y, broadcastable to [..., *shape].
     :param torch.Size shape: Batch and event shape of the distribution.
     :returns: Scores, [..., *shape], in units of ``value``.
     """
     (origin, step), (first, last) = lattice, ends
+    value = value.expand(torch.broadcast_shapes(value.shape, shape))
     total = torch.zeros_like(value)
     for k in torch.arange(first, last + 1, device=value.device).split(256):
         x = (origin + step * k.to(value.dtype)).reshape(-1, *[1] * len(shape))

@@ -31,6 +31,8 @@ class Predictive(Protocol):
 
     def to(self, dtype: torch.dtype, device: torch.device | str) -> "Self": ...
 
+    def _tensor(self, value: Tensor | float) -> Tensor: ...
+
 
 B = TypeVar("B", bound=Predictive)
 
@@ -79,6 +81,10 @@ class Derived(Composite, Generic[B]):
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> "Self":
         """The distribution in another dtype and on another device."""
         return self._with(self.base.to(dtype, device))
+
+    def _tensor(self, value: Tensor | float) -> Tensor:
+        """A value in the dtype and on the device of the base."""
+        return self.base._tensor(value)
 
     def _with(self, base: B) -> "Self":
         """The same distribution of another base."""

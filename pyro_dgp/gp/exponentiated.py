@@ -64,22 +64,21 @@ class Exponentiated(Derived[PredictiveMixture | Recalibrated]):
         :param torch.Tensor value: Targets, [..., N] or [..., N, P].
         :returns: Log densities, [..., N].
         """
-        y = value.clamp_min(torch.finfo(value.dtype).tiny).log()
+        value, y = self._logarithm(value)
         found = self.base.log_prob(y)
-        there, jacobian = value > 0, torch.where(self.base.has_mass(y), 0.0, y)
+        outside, jacobian = value <= 0, torch.where(self.base.has_mass(y), 0.0, y)
         if self.event_shape:
-            there, jacobian = there.all(-1), jacobian.sum(-1)
-        return torch.where(there, found - jacobian, -torch.inf)
+            outside, jacobian = outside.any(-1), jacobian.sum(-1)
+        return torch.where(outside, -torch.inf, found - jacobian)
 
     def has_mass(self, value: Tensor) -> Tensor:
         """Whether ``log_prob`` at a value is the logarithm of a probability, not of a density."""
-        return self.base.has_mass(value.clamp_min(torch.finfo(value.dtype).tiny).log())
+        return self.base.has_mass(self._logarithm(value)[1])
 
     def cdf(self, value: Tensor) -> Tensor:
         """P(target <= value) of each output's marginal; the shape of ``value``."""
-        value = torch.as_tensor(value)
-        found = self.base.cdf(value.clamp_min(torch.finfo(value.dtype).tiny).log())
-        return torch.where(value > 0, found, 0.0)
+        value, y = self._logarithm(value)
+        return torch.where(value <= 0, 0.0, self.base.cdf(y))
 
     def icdf(self, value: Tensor) -> Tensor:
         """Inverse of :meth:`cdf`; see :meth:`PredictiveMixture.icdf`."""
@@ -107,7 +106,7 @@ class Exponentiated(Derived[PredictiveMixture | Recalibrated]):
         :returns: Scores, of the shape and in the units of ``value``.
         """
         low, high = self.base.quantile(torch.tensor([_TAIL, 1 - _TAIL], dtype=torch.float64))
-        return integrated_crps(self._score_cdf, evenly(low, high).exp(), value)
+        return integrated_crps(self._score_cdf, evenly(low, high).exp(), self._tensor(value))
 
     @cached_property
     def _moments(self) -> Tensor:
@@ -122,8 +121,13 @@ class Exponentiated(Derived[PredictiveMixture | Recalibrated]):
         return base._like_base(exact._by_rows(lambda d, _: _moments(d)))
 
     def _score_cdf(self, value: Tensor) -> Tensor:
-        tiny = torch.finfo(value.dtype).tiny
-        return torch.where(value > 0, self.base._score_cdf(value.clamp_min(tiny).log()), 0.0)
+        value, y = self._logarithm(value)
+        return torch.where(value <= 0, 0.0, self.base._score_cdf(y))
+
+    def _logarithm(self, value: Tensor | float) -> tuple[Tensor, Tensor]:
+        """A value in the base's dtype and its logarithm, finite where it is not positive."""
+        value = self._tensor(value)
+        return value, value.clamp_min(torch.finfo(value.dtype).tiny).log()
 
     def _with(self, base: PredictiveMixture | Recalibrated) -> "Exponentiated":
         return Exponentiated(base, validate_args=False)

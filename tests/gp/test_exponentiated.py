@@ -102,3 +102,15 @@ def test_a_value_with_a_probability_has_no_jacobian():
     share = (p.sample((2000,)) == t).double().mean(0)
     torch.testing.assert_close(share, p.log_prob(t).exp(), rtol=0, atol=0.05)
     assert not p.has_mass(t + 0.1).any()
+
+
+@pytest.mark.parametrize("exponent", [None, 1.3])
+def test_values_of_any_dtype_and_shape(exponent):
+    base = PredictiveMixture(Normal(torch.randn(5, 3).float(), torch.ones(5, 3).float()))
+    p = Exponentiated(base if exponent is None else Recalibrated(base, exponent))
+    row = torch.full((3,), 2.0).float()
+    for method in (p.log_prob, p.cdf, p.crps):
+        for value in (torch.tensor(2), torch.tensor([[2.0], [2.0]]), row.double()):
+            shape = torch.broadcast_shapes(value.shape, (3,))
+            torch.testing.assert_close(method(value), method(row).expand(shape))
+    assert p.cdf(torch.tensor(torch.nan)).isnan().all()

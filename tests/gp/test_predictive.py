@@ -6,6 +6,7 @@ from torch.distributions import Categorical, Independent, MixtureSameFamily, Nor
 from pyro_dgp.gp import PredictiveMixture
 from pyro_dgp.gp import mixture as mixture_module
 from pyro_dgp.gp.batches import mapped
+from pyro_dgp.gp.fixed import fixed_copy
 from pyro_dgp.gp.likelihoods import LIKELIHOODS
 from tests.quadrature import crps
 
@@ -167,3 +168,13 @@ def test_the_marginal_of_one_output(name):
         some = PredictiveMixture(mapped(p.components, lambda t: t[:1]), 1)
         joint = sum(some.marginal(j).log_prob(value[..., j]) for j in range(P))
         torch.testing.assert_close(joint, some.log_prob(value))
+
+
+@pytest.mark.parametrize("name", ["gaussian", "student_t", "rounded"])
+def test_values_broadcast_with_rows(name):
+    """Also where there are as many values as rows, which could be taken for one value each."""
+    likelihood = fixed_copy(LIKELIHOODS[name].for_targets(torch.arange(9.0).double()))
+    p = PredictiveMixture(likelihood.predictive(*torch.rand(2, S, N, 1)))
+    y = torch.arange(float(N)).unsqueeze(-1)
+    for method in (p.log_prob, p.cdf, p.crps):
+        torch.testing.assert_close(method(y), method(y.expand(N, N)))
