@@ -264,7 +264,7 @@ class _Copies(Messenger):
     ) -> TorchDistribution:
         try:
             return kind(**{n: self._copies_of(v, padding) for n, v in arguments.items()})
-        except TypeError as error:
+        except (TypeError, ValueError) as error:  # ValueError: both probs and logits
             raise _CannotCopyError from error
 
     def _copies_of(self, t: Tensor, padding: int) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from pyro.infer import RenyiELBO, Trace_ELBO
 
 from pyro_dgp import DRegIWELBO, LatentDGP, PartiallyCollapsedIWELBO
-from pyro_dgp.infer import SNRProfile, SNRProfiler
+from pyro_dgp.infer import VIMCOIWELBO, SNRProfile, SNRProfiler
 from pyro_dgp.infer.moments import Moments
 from tests.infer.models import CASES, vae
 
@@ -192,6 +192,23 @@ def test_what_cannot_be_batched_is_looped(name):
     case.setup()
     profile = SNRProfiler(case.model, case.guide, DRegIWELBO(K=2), 20, seed=0).run(*case.args)
     assert not profile.batched
+
+
+def test_scores_of_discrete_draws_are_looped():
+    """A Bernoulli distribution has two names of one argument."""
+
+    def model():
+        with pyro.plate("data", 3):
+            z = pyro.sample("z", dist.Bernoulli(0.4))
+            pyro.sample("y", dist.Normal(z, 0.5), obs=torch.rand(3))
+
+    def guide():
+        with pyro.plate("data", 3):
+            pyro.sample("z", dist.Bernoulli(logits=pyro.param("a", torch.zeros(3))))
+
+    profile = SNRProfiler(model, guide, VIMCOIWELBO(K=2), 20, seed=0).run()
+    assert not profile.batched
+    assert (profile.std["a"] > 0).all()
 
 
 @pytest.mark.parametrize(
