@@ -90,10 +90,11 @@ def check_data(
                 f"torch.as_tensor({argument})."
             )
         integers = argument == "y" and integer_targets and not value.is_complex()
-        if not (value.is_floating_point() or integers):
+        # There are no Cholesky factors in half precision.
+        if not (value.dtype in (torch.float32, torch.float64) or integers):
             raise TypeError(
-                f"{argument} must be floating point, but it is {value.dtype}; use "
-                f"{argument}.double()."
+                f"{argument} must be floating point, of 32 or 64 bits, but it is {value.dtype}; "
+                f"use {argument}.double()."
             )
     if X.dim() != 2 or X.shape[1] < 1:
         raise ValueError(

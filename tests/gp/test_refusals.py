@@ -443,6 +443,10 @@ def test_configurations(call, error, words):
         "targets that are integers": (
             lambda X, y: (X, y.long()), TypeError, r"y must be floating point, .*use y\.double\(\)"
         ),
+        "half precision": (
+            lambda X, y: (X.half(), y.half()),
+            TypeError, r"32 or 64 bits, but it is torch\.float16; use X\.double\(\)",
+        ),
         "another dtype": (
             lambda X, y: (X.float(), y), TypeError, r"X is torch\.float32 .* convert one of them"
         ),
