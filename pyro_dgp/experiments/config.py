@@ -290,4 +290,6 @@ class RunConfig:
         """The loss that is minimised."""
         if self.loss == "vi":
             return TraceMeanField_ELBO()
-        return {"dreg": DRegIWELBO, "reg": PartiallyCollapsedIWELBO}[self.loss](K=self.K)
+        sampled = (self.num_layers, self.latent_dim) != (1, 0)
+        kind = {"dreg": DRegIWELBO, "reg": PartiallyCollapsedIWELBO}[self.loss]
+        return kind(K=self.K if sampled else 1)

@@ -310,6 +310,15 @@ def test_fixed_q_of_z_and_a_plain_deep_gp():
     assert len(plain.layers) == len(record["kl"]) == 3
 
 
+def test_samples_of_nothing_are_not_drawn(tmp_path, recwarn):
+    """A shallow model without z has one sample, whatever the default of K is."""
+    config = RunConfig(
+        "forest", latent_dim=0, num_layers=1, num_inducing=5, num_steps=2, num_test_samples=10
+    )
+    run(config, progress=False)
+    assert not [w for w in recwarn if "can do nothing" in str(w.message)]
+
+
 def test_names_tell_runs_apart():
     configs = [
         RunConfig("forest"), RunConfig("forest", split=1), RunConfig("forest", loss="reg"),
