@@ -206,6 +206,21 @@ def test_a_bound_or_a_refusal(seed):
             assert more > less - 4.5 * math.hypot(e1, e2) - 1e-9
 
 
+def test_data_that_read_each_others_draws_are_refused():
+    """Some of these bounds would be below the evidence, and wrong all the same."""
+    found = 0
+    for seed in range(300):
+        case = LinearGaussian(seed)
+        drawn = any(site["plate"] == "data" for site in case.latents)
+        read = any(site["plate"] == "data" and not site["mask"] for site in case.observed)
+        if case.coupled and case.N > 1 and drawn and read:
+            with pytest.raises(NotImplementedError):
+                PartiallyCollapsedIWELBO(K=3).loss(*case.programs())
+            pyro.clear_param_store()
+            found += 1
+    assert found > 10
+
+
 def test_most_structures_are_not_refused():
     accepted = 0
     for seed in range(60):
