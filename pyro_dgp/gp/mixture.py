@@ -229,6 +229,19 @@ class PredictiveMixture(Composite):
         if not bool(((p > 0) & (p < 1)).all()):
             raise ValueError("Probabilities must lie strictly between 0 and 1.")
         p = p.expand(torch.broadcast_shapes(p.shape, self.batch_shape + self.event_shape))
+        with torch.no_grad():
+            x = self._inverted(p)
+        given = [p, *(t for part in self.parts for t in held(part))]
+        if not any(t.requires_grad for t in given):
+            return x
+        # The implicit function's derivatives, F'(x) dx = dp - dF(x); none where F has a step.
+        off = p - self.cdf(x)
+        slope = self._average(self.parts, x, lambda part, y: part.log_prob(y).exp()).detach()
+        slope = torch.where(self.has_mass(x), torch.inf, slope)
+        return x + (off - off.detach()) / slope.clamp_min(torch.finfo(x.dtype).tiny)
+
+    def _inverted(self, p: Tensor) -> Tensor:
+        """:meth:`icdf`, without derivatives."""
         normal = self._normal
         if normal is not None:
             if len(self.batch_shape) != 1 or self.batch_shape[0] <= _ROWS:
@@ -236,7 +249,7 @@ class PredictiveMixture(Composite):
             dim = -1 - self.event_dim
             parts = (slice(i, i + _ROWS) for i in range(0, self.batch_shape[0], _ROWS))
             found = zip(parts, p.split(_ROWS, dim), strict=True)
-            return torch.cat([self[rows].icdf(p_rows) for rows, p_rows in found], dim)
+            return torch.cat([self[rows]._inverted(p_rows) for rows, p_rows in found], dim)
         if not self._is_coarse:
             return at_mass(self.parts[0], self._inverse(self.cdf, p, *bracket(self.cdf, p)))
         # First with few nodes per component, to a relative error of 1e-3, then exactly from there.

@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
 
-from pyro_dgp.gp import PredictiveMixture
+from pyro_dgp.gp import PredictiveMixture, Recalibrated
 from pyro_dgp.gp import mixture as mixture_module
 from pyro_dgp.gp.batches import mapped
 from pyro_dgp.gp.fixed import fixed_copy
@@ -178,3 +178,22 @@ def test_values_broadcast_with_rows(name):
     y = torch.arange(float(N)).unsqueeze(-1)
     for method in (p.log_prob, p.cdf, p.crps):
         torch.testing.assert_close(method(y), method(y.expand(N, N)))
+
+
+@pytest.mark.parametrize("exponent", [None, 1.4])
+def test_quantiles_have_derivatives(mixture, exponent):
+    """By probabilities the inverse of the density's; a shift of all components moves them."""
+    if exponent is not None and mixture.event_dim:
+        return
+    shift = torch.zeros((), requires_grad=True)
+    q = torch.full(mixture.batch_shape + mixture.event_shape, 0.3, requires_grad=True)
+    moved = PredictiveMixture(
+        Normal(mixture.components.loc + shift, mixture.components.scale), mixture.event_dim
+    )
+    p = moved if exponent is None else Recalibrated(moved, exponent)
+    x = p.icdf(q)
+    by_q, by_shift = torch.autograd.grad(x.sum(), (q, shift))
+    value = x.detach().requires_grad_()
+    (density,) = torch.autograd.grad(p.cdf(value).sum(), value)
+    torch.testing.assert_close(by_q, 1 / density)
+    torch.testing.assert_close(by_shift.item(), float(q.numel()))
