@@ -26,6 +26,7 @@ from torch import Tensor
 from pyro_dgp._checks import check_integer
 from pyro_dgp.infer.bounds import Bound, WeightDiagnostics, weight_diagnostics
 from pyro_dgp.infer.broadcasting import UNKNOWN, wrong_broadcasting, wrongly_broadcast
+from pyro_dgp.infer.buffers import untouched_buffers
 from pyro_dgp.infer.estimates import estimate
 from pyro_dgp.infer.estimators import Estimator
 from pyro_dgp.infer.roles import Roles
@@ -174,9 +175,10 @@ class ImportanceWeightedELBO(ELBO):
             "scored": self.scores,
         }
         if self._structure is None or not self._structure.fits(model, guide, options):
-            found = Structure.of(model, guide, args, kwargs, self.max_plate_nesting, options)
-            if self.vectorize_particles and self.num_particles * self.K > 1:
-                found = _broadcasting(found, model, guide, args, kwargs)
+            with untouched_buffers():
+                found = Structure.of(model, guide, args, kwargs, self.max_plate_nesting, options)
+                if self.vectorize_particles and self.num_particles * self.K > 1:
+                    found = _broadcasting(found, model, guide, args, kwargs)
             _warn_of_options_without_effect(self, found)
             self._structure = found
         return self._structure
