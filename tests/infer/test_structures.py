@@ -197,23 +197,23 @@ def test_a_decoder_with_batch_normalisation(estimator):
 @both
 def test_running_statistics_see_a_batch_once(estimator):
     """And not once more for each look at the structure."""
-    norm = torch.nn.BatchNorm1d(1)
+    norm, y = torch.nn.BatchNorm1d(1), torch.rand(4)
 
     def model():
         with pyro.plate("data", 4):
             z = pyro.sample("z", dist.Normal(0.0, 1.0))
-            pyro.sample("y", dist.Normal(z, 1.0), obs=Y)
+            pyro.sample("y", dist.Normal(z, 1.0), obs=y)
 
     def guide():
         pyro.module("norm", norm)
         with pyro.plate("data", 4):
-            pyro.sample("z", dist.Normal(norm(Y.unsqueeze(-1)).squeeze(-1), 1.0))
+            pyro.sample("z", dist.Normal(norm(y.unsqueeze(-1)).squeeze(-1), 1.0))
 
     loss = estimator(K=2)
     for _ in range(10):
         loss.loss(model, guide)
     assert norm.num_batches_tracked.item() == 10
-    assert norm.running_mean.item() == pytest.approx(Y.mean().item() * (1 - 0.9**10))
+    assert norm.running_mean.item() == pytest.approx(y.mean().item() * (1 - 0.9**10))
 
 
 @pytest.mark.parametrize("option", [{}, {"vectorize_particles": False}, {"chunk_size": 7}])
