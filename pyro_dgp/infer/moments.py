@@ -20,18 +20,20 @@ class Moments:
     m2: Tensor
     m3: Tensor
     m4: Tensor
+    #: Relative rounding error of the draws.
+    eps: float = 0.0
 
     @classmethod
     def of(cls, draws: Tensor) -> "Moments":
         """
         :param torch.Tensor draws: The draws, [number of draws, ...].
         """
-        draws = draws.double()
+        eps, draws = torch.finfo(draws.dtype).eps, draws.double()
         mean = draws.mean(0)
         # Equal draws have no deviation; rounding of their mean would give them one.
         mean = torch.where((draws == draws[0]).all(0), draws[0], mean)
         d = draws - mean
-        return cls(len(draws), mean, *((d**p).sum(0) for p in (2, 3, 4)))
+        return cls(len(draws), mean, *((d**p).sum(0) for p in (2, 3, 4)), eps=eps)
 
     def __add__(self, other: "Moments") -> "Moments":
         a, b = self, other
@@ -45,7 +47,12 @@ class Moments:
         m4 = a.m4 + b.m4 + d**4 * product * square / n**2
         m4 = m4 + 6 * d**2 * (a.count**2 * b.m2 + b.count**2 * a.m2) / n**2
         m4 = m4 + 4 * d * (a.count * b.m3 - b.count * a.m3) / n
-        return Moments(n, a.mean + d * share, m2, m3, m4)
+        return Moments(n, a.mean + d * share, m2, m3, m4, max(a.eps, b.eps))
+
+    @property
+    def is_constant(self) -> Tensor:
+        """Whether an entry is the same in every draw, up to rounding."""
+        return self.m2 <= self.count * (4 * self.eps * self.mean).square()
 
     @property
     def std(self) -> Tensor:

@@ -46,8 +46,8 @@ class SNRProfile:
 
     Dictionaries have the parameters' names in Pyro's param store as keys, and tensors of the
     shapes of the (unconstrained) parameters as values. An entry with the same gradient in every
-    draw has the ratio infinity, or 0 if it has no gradient; :attr:`num_constant` counts both, and
-    :meth:`mean_snr` leaves them out.
+    draw has the ratio infinity, or 0 if it has no gradient. :attr:`num_constant` counts both, and
+    those that differ by rounding alone; :meth:`mean_snr` leaves all of them out.
 
     :param int num_draws: Number Q of draws.
     :param dict blocks: Moments of each block of draws, by parameter.
@@ -88,8 +88,8 @@ class SNRProfile:
 
     @property
     def num_constant(self) -> dict[str, int]:
-        """Number of entries with the same gradient in every draw."""
-        return {n: int(c.sum()) for n, c in self._by_site(lambda m: m.m2 == 0).items()}
+        """Number of entries with the same gradient in every draw, up to rounding."""
+        return {n: int(c.sum()) for n, c in self._by_site(lambda m: m.is_constant).items()}
 
     @property
     def floor(self) -> float:
@@ -130,7 +130,9 @@ class SNRProfile:
         _check_sites(names, self.blocks)
 
         def statistic(moments: Iterable[Moments]) -> float:
-            pooled = torch.cat([(m.squared_snr if debiased else m.snr)[m.m2 > 0] for m in moments])
+            pooled = torch.cat(
+                [(m.squared_snr if debiased else m.snr)[~m.is_constant] for m in moments]
+            )
             if not len(pooled):
                 return 0.0
             mean = pooled.mean().item()

@@ -96,6 +96,17 @@ def test_constant_entries_are_counted_and_left_out():
     assert profile_of(torch.zeros(100, 2)).mean_snr() == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rounding_is_no_noise(dtype):
+    """A mean would be that of one entry with a ratio of millions."""
+    draws = torch.randn(100, 2, dtype=dtype) + 1
+    draws[:, 1] = 632.12 * (1 + torch.finfo(dtype).eps * torch.randint(-1, 2, (100,)))
+    profile = profile_of(draws)
+    assert profile.num_constant == {"x": 1}
+    assert profile.mean_snr() == pytest.approx(profile.snr["x"][0].item())
+    assert profile.mean_snr(debiased=True) < 2
+
+
 # A conjugate model whose gradient is normal, with known moments.
 
 
