@@ -232,7 +232,7 @@ class PredictiveMixture(Composite):
         with torch.no_grad():
             x = self._inverted(p)
         given = [p, *(t for part in self.parts for t in held(part))]
-        if not any(t.requires_grad for t in given):
+        if not (torch.is_grad_enabled() and any(t.requires_grad for t in given)):
             return x
         # The implicit function's derivatives, F'(x) dx = dp - dF(x); none where F has a step.
         off = p - self.cdf(x)
@@ -361,6 +361,8 @@ class PredictiveMixture(Composite):
     @functools.cached_property
     def _averages(self) -> list[tuple[float, Distribution]]:
         """Averages over the components of each part, and their shares; none if a part has none."""
+        if any(t.requires_grad for part in self.parts for t in held(part)):
+            return []  # an average's nodes are constants
         averages = [averaged(part) for part in self.parts]
         shares = [part.batch_shape[0] / self.num_components for part in self.parts]
         found = [(s, a) for s, a in zip(shares, averages, strict=True) if a is not None]

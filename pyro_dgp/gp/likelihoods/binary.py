@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping
 
 import pyro.distributions as dist
-import scipy.special
 import torch
 from torch import Tensor
 from torch.distributions import Distribution, constraints
@@ -12,7 +11,7 @@ from torch.nn.functional import logsigmoid
 
 from pyro_dgp.gp.likelihoods.base import Likelihood
 from pyro_dgp.gp.likelihoods.quadrature import Bends, expected, log_expected
-from pyro_dgp.gp.likelihoods.special import log_ndtr, with_scipy
+from pyro_dgp.gp.likelihoods.special import incomplete_beta, log_ndtr
 
 __all__ = ["Bernoulli", "Binomial"]
 
@@ -186,8 +185,6 @@ class _Bernoulli(dist.Bernoulli):
 class _Binomial(dist.Binomial):
     def cdf(self, value: Tensor) -> Tensor:
         k, n = value.floor(), self.total_count
-        inside = with_scipy(
-            scipy.special.betainc, (n - k).clamp_min(1e-9), k.clamp_min(0) + 1,
-            (-self.logits).sigmoid(),
-        )  # fmt: skip
+        share = (-self.logits).sigmoid()
+        inside = incomplete_beta((n - k).clamp_min(1e-9), k.clamp_min(0) + 1, share)
         return torch.where(k < 0, 0.0, torch.where(k >= n, 1.0, inside))

@@ -170,8 +170,10 @@ class Marginal(Composite):
 
     def _evaluate(self, fn: Callable, value: Tensor) -> Tensor:
         """In double precision, which differences of gamma functions of large counts need."""
-        # The search for a mode needs derivatives, which inference mode does not allow.
-        with torch.inference_mode(False):
+        wanted = torch.is_grad_enabled()
+        # The search for a mode needs derivatives, which inference mode does not allow. To leave it
+        # turns them on, also for callers who want none.
+        with torch.inference_mode(False), torch.set_grad_enabled(wanted):
             value = value.clone().double()
             functions = _like_value(value, *(f.double() for f in self._functions()))
             return fn(value, *functions, **self.covariates).to(self.loc[0].dtype)

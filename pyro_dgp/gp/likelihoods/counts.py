@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping
 
 import pyro.distributions as dist
-import scipy.special
 import torch
 from torch import Tensor
 from torch.distributions import Distribution, constraints
@@ -12,7 +11,7 @@ from torch.distributions import Distribution, constraints
 from pyro_dgp.gp.constraints import constrained, softplus_above
 from pyro_dgp.gp.likelihoods.base import Likelihood
 from pyro_dgp.gp.likelihoods.quadrature import Bends, expected, log_expected
-from pyro_dgp.gp.likelihoods.special import with_scipy
+from pyro_dgp.gp.likelihoods.special import incomplete_beta
 
 __all__ = ["NegativeBinomial", "Poisson"]
 
@@ -161,5 +160,5 @@ class _Poisson(dist.Poisson):
 class _NegativeBinomial(dist.NegativeBinomial):
     def cdf(self, value: Tensor) -> Tensor:
         k = value.floor().clamp_min(0)
-        found = with_scipy(scipy.special.betainc, self.total_count, k + 1, (-self.logits).sigmoid())
+        found = incomplete_beta(self.total_count, k + 1, (-self.logits).sigmoid())
         return torch.where(value < 0, 0.0, found)

@@ -62,7 +62,7 @@ class Gamma(_Positive):
         return _Gamma(self.shape, self.shape * (-f).exp(), validate_args=False)
 
     def conditional_log_prob(self, y: Tensor, f: Tensor) -> Tensor:
-        a = self.shape
+        a = self.shape.to(f.dtype)  # large, its log gamma function needs the digits
         constant = a * a.log() + (a - 1) * y.log() - a.lgamma()
         return constant - a * (f + y * (-f).exp())
 

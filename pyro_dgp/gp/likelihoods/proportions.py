@@ -1,10 +1,8 @@
 """Proportions, between 0 and 1."""
 
 import math
-from typing import Any
 
 import pyro.distributions as dist
-import scipy.special
 import torch
 from torch import Tensor
 from torch.distributions import Distribution, constraints
@@ -12,7 +10,7 @@ from torch.distributions import Distribution, constraints
 from pyro_dgp.gp.constraints import constrained, softplus_above
 from pyro_dgp.gp.likelihoods.base import Likelihood
 from pyro_dgp.gp.likelihoods.quadrature import Bends, expected, log_expected
-from pyro_dgp.gp.likelihoods.special import with_scipy
+from pyro_dgp.gp.likelihoods.special import incomplete_beta
 
 __all__ = ["Beta"]
 
@@ -62,7 +60,7 @@ class Beta(Likelihood):
         return _Beta(a, b, validate_args=False)
 
     def conditional_log_prob(self, y: Tensor, f: Tensor) -> Tensor:
-        phi = self.concentration
+        phi = self.concentration.to(f.dtype)  # large, its log gamma function needs the digits
         a, b = phi * f.sigmoid(), phi * (-f).sigmoid()
         # log Gamma(a) = log Gamma(1 + a) - log a, and log a stays exact where a underflows.
         log_gamma_a = (1 + a).lgamma() - phi.log() + torch.nn.functional.softplus(-f)
@@ -113,21 +111,5 @@ class Beta(Likelihood):
 class _Beta(dist.Beta):
     def cdf(self, value: Tensor) -> Tensor:
         a, b = self.concentration1, self.concentration0
-        found = _IncompleteBeta.apply(a, b, value.clamp(0, 1))
+        found = incomplete_beta(a, b, value.clamp(0, 1))
         return torch.where(value <= 0, 0.0, torch.where(value >= 1, 1.0, found))
-
-
-class _IncompleteBeta(torch.autograd.Function):
-    """I_x(a, b), with a derivative by x alone."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, x: Tensor) -> Tensor:
-        ctx.save_for_backward(a, b, x)
-        return with_scipy(scipy.special.betainc, a, b, x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, Tensor]:
-        a, b, x = ctx.saved_tensors
-        inside = x.clamp(torch.finfo(x.dtype).tiny, 1 - torch.finfo(x.dtype).eps)
-        density = dist.Beta(a, b, validate_args=False).log_prob(inside).exp()
-        return None, None, (gradient * density).sum_to_size(x.shape)

@@ -4,10 +4,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import scipy.special
 import torch
 from torch import Tensor
 
-__all__ = ["log_interval", "log_mean_exp", "log_ndtr", "with_scipy"]
+__all__ = ["incomplete_beta", "log_interval", "log_mean_exp", "log_ndtr", "with_scipy"]
 
 # Beyond this, squares overflow in float32.
 _FARTHEST = 1e15
@@ -22,6 +23,48 @@ def with_scipy(function: Callable, *arguments: Tensor) -> Tensor:
     like = arguments[0]
     arrays = [a.detach().double().cpu().numpy() for a in arguments]
     return torch.as_tensor(function(*arrays), dtype=like.dtype, device=like.device)
+
+
+def incomplete_beta(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
+    """I_x(a, b), the distribution function at x of a Beta distribution.
+
+    :param torch.Tensor a: First parameter, positive.
+    :param torch.Tensor b: Second parameter, positive.
+    :param torch.Tensor x: Arguments between 0 and 1.
+    """
+    return _IncompleteBeta.apply(a, b, x)
+
+
+class _IncompleteBeta(torch.autograd.Function):
+    """Its derivative by x is the density; those by a and b are central differences."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, x: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b, x)
+        return with_scipy(scipy.special.betainc, a, b, x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        a, b, x = given = [t.double() for t in ctx.saved_tensors]
+
+        def slope(i: int) -> Tensor:
+            if i == 2:
+                log_x, log_y = (t.clamp_min(torch.finfo(t.dtype).tiny).log() for t in (x, 1 - x))
+                log_beta = a.lgamma() + b.lgamma() - (a + b).lgamma()
+                density = ((a - 1) * log_x + (b - 1) * log_y - log_beta).exp()
+                return density.clamp_max(torch.finfo(x.dtype).max)  # 0 times infinity is NaN
+            # The function changes with a large parameter as with its root.
+            step = 1e-5 * given[i] / (1 + given[i]).sqrt()
+            ends = ([*given[:i], given[i] + s, *given[i + 1 :]] for s in (step, -step))
+            high, low = (with_scipy(scipy.special.betainc, *end) for end in ends)
+            return (high - low) / (2 * step)
+
+        return tuple(
+            (gradient * slope(i)).sum_to_size(t.shape).to(t.dtype) if needed else None
+            for i, (t, needed) in enumerate(
+                zip(ctx.saved_tensors, ctx.needs_input_grad, strict=True)
+            )
+        )
 
 
 def log_mean_exp(x: Tensor) -> Tensor:

@@ -489,3 +489,52 @@ def test_densities_have_their_derivatives_by_targets(likelihood):
         torch.testing.assert_close(slope, rise / 2e-5, rtol=1e-6, atol=1e-6)
         (density,) = torch.autograd.grad(p.cdf(value).sum(), value)
         torch.testing.assert_close(density.log(), p.log_prob(at), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("S", [3, 300])
+@pytest.mark.parametrize("name", ["beta", "negative_binomial", "binomial"])
+def test_distribution_functions_have_their_derivatives_by_functions(name, S):
+    """Those of incomplete Beta functions, and of averages of many components."""
+    likelihood = fixed_copy(lik.LIKELIHOODS[name]())
+    given = {"total_count": torch.tensor([7.0, 9.0])} if name == "binomial" else {}
+    y = torch.tensor([0.3, 0.6]) if name == "beta" else torch.tensor([1.0, 3.0])
+    functions = torch.randn(1, S, 2).requires_grad_()
+
+    def mixture(shift):
+        return PredictiveMixture(
+            likelihood.marginal(functions + shift, torch.ones(1, S, 2), **given)
+        )
+
+    (slope,) = torch.autograd.grad(mixture(0.0).cdf(y).sum(), functions)
+    with torch.no_grad():
+        rise = mixture(1e-5).cdf(y).sum() - mixture(-1e-5).cdf(y).sum()
+    torch.testing.assert_close(slope.sum(), rise / 2e-5, rtol=1e-6, atol=1e-6)
+
+
+def test_derivatives_at_the_ends_of_proportions():
+    x = torch.tensor([0.0, 1.0], requires_grad=True)
+    lik.Beta(concentration=0.01).conditional(torch.zeros(2)).cdf(x).sum().backward()
+    assert x.grad is not None
+    assert x.grad.eq(0).all()
+
+
+@pytest.mark.parametrize("method", ["log_prob", "cdf", "icdf", "crps"])
+def test_no_derivatives_where_none_are_wanted(method):
+    """Although the search for a mode takes some."""
+    functions = torch.randn(1, 2, 3, requires_grad=True)
+    p = PredictiveMixture(lik.Gamma().marginal(functions, torch.ones(1, 2, 3)))
+    with torch.no_grad():
+        assert not getattr(p, method)(torch.tensor([0.2, 0.5, 0.7])).requires_grad
+        assert not p.components.log_prob(torch.ones(3)).requires_grad
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: lik.Beta(0.5, 1e6), lambda: lik.Gamma(1.0, 1e6)], ids=["beta", "gamma"]
+)
+def test_densities_of_little_noise_in_float32(make):
+    """Their constants are small differences of large numbers."""
+    y, loc, var = torch.tensor([0.3, 0.5]), torch.zeros(1, 2), torch.ones(1, 2)
+    exact = fixed_copy(make()).marginal(loc, var).log_prob(y)
+    torch.set_default_dtype(torch.float32)
+    found = fixed_copy(make()).marginal(loc.float(), var.float()).log_prob(y.float())
+    torch.testing.assert_close(found.double(), exact, rtol=0, atol=1e-5)
