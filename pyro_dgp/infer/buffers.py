@@ -14,18 +14,19 @@ __all__ = ["untouched_buffers"]
 @contextmanager
 def untouched_buffers() -> Iterator[None]:
     """Restores at the end the buffers of all modules that are called inside."""
-    kept: dict[Tensor, Tensor] = {}
+    kept: dict[tuple[nn.Module, str], tuple[Tensor, Tensor]] = {}
 
     def keep(module: nn.Module, _: Any) -> None:
-        for buffer in module.buffers(recurse=False):
+        for name, buffer in module.named_buffers(recurse=False):
             if not is_lazy(buffer):  # those without a shape yet have no value either
-                kept.setdefault(buffer, buffer.detach().clone())
+                kept.setdefault((module, name), (buffer, buffer.detach().clone()))
 
     hook = register_module_forward_pre_hook(keep)
     try:
         yield
     finally:
         hook.remove()
-        for buffer, value in kept.items():
+        for (module, name), (buffer, value) in kept.items():
+            module._buffers[name] = buffer  # some modules replace theirs
             # A graph that is waiting for its backward pass may hold it: not a change for autograd.
             buffer.data.copy_(value)

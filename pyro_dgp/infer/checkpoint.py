@@ -11,6 +11,7 @@ from pyro.optim import PyroOptim
 from torch import Tensor
 
 from pyro_dgp._files import read_tensors, write_tensors
+from pyro_dgp.infer.buffers import untouched_buffers
 from pyro_dgp.infer.random_state import random_state, set_random_state, untouched_random_state
 from pyro_dgp.infer.sites import unconstrained_parameters
 
@@ -79,7 +80,7 @@ def restore(
 
 def parameters_of(model: Callable, guide: Callable, args: tuple) -> dict[str, Tensor]:
     """The unconstrained parameters of a model and its guide by their names in the param store."""
-    with untouched_random_state(), torch.no_grad(), poutine.block():
+    with untouched_random_state(), untouched_buffers(), torch.no_grad(), poutine.block():
         with poutine.trace(param_only=True) as capture:
             guide_trace = poutine.trace(guide).get_trace(*args)
             poutine.replay(model, trace=guide_trace)(*args)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pyro_dgp.infer.bounds import Bound, Coefficients
+from pyro_dgp.infer.buffers import untouched_buffers
 from pyro_dgp.infer.graph import leaves
 from pyro_dgp.infer.paths import refuse_tracing
 from pyro_dgp.infer.random_state import random_state, set_random_state
@@ -24,10 +25,15 @@ def estimate(bound: Bound, run: Runs, chunks: list[slice], twice: bool) -> tuple
         their weights, without a graph, and then again for their gradient.
     :raises NotImplementedError: If ``torch.jit.trace`` is on and would record a wrong gradient.
     """
+
+    def again(rows: slice) -> Samples:
+        with untouched_buffers():  # running statistics see the batch once, in the first run
+            return run(rows)
+
     first, *others = chunks
     samples = [run(first)]
     if not twice or not others or not torch.is_grad_enabled():
-        samples += [run(rows) for rows in others]
+        samples += [again(rows) for rows in others]
         value, log_weights, coefficients = _value(bound, samples[0], [s.weights for s in samples])
         if torch.is_grad_enabled():
             surrogate = reduce(add, (s.surrogate(coefficients) for s in samples))
@@ -39,7 +45,7 @@ def estimate(bound: Bound, run: Runs, chunks: list[slice], twice: bool) -> tuple
     with torch.no_grad():
         for rows in others:
             states.append(random_state())
-            weights.append(run(rows).weights)
+            weights.append(again(rows).weights)
     run.others = kept  # those added since have no graph
     value, log_weights, coefficients = _value(bound, samples[0], weights)
     gradients: dict[Tensor, Tensor] = {}
@@ -47,7 +53,7 @@ def estimate(bound: Bound, run: Runs, chunks: list[slice], twice: bool) -> tuple
     _add_gradients(gradients, samples.pop().surrogate(coefficients))
     for rows, state in zip(others, states, strict=True):
         set_random_state(state)
-        _add_gradients(gradients, run(rows).surrogate(coefficients))
+        _add_gradients(gradients, again(rows).surrogate(coefficients))
     return _WithGradients.apply(value, tuple(gradients.values()), *gradients), log_weights
 
 

@@ -27,6 +27,7 @@ from torch.distributions import Normal
 from tqdm.auto import tqdm
 
 from pyro_dgp._checks import check_integer, check_seed
+from pyro_dgp.infer.buffers import untouched_buffers
 from pyro_dgp.infer.gradients import GradientDraws
 from pyro_dgp.infer.loss import Loss
 from pyro_dgp.infer.moments import Moments
@@ -170,10 +171,11 @@ def _check_sites(names: Sequence[str], known: Iterable[str]) -> None:
 class SNRProfiler:
     """Estimates the signal-to-noise ratio of a loss's gradient, for each parameter.
 
-    Parameters, their ``.grad``, optimisers and the global random state are left unchanged, and all
-    draws use the same minibatch. Gradients by parameters that reach the loss only through the
-    guide's local distributions (those of an encoder) are drawn in batches if the loss is one of
-    this package; all others need one evaluation per draw (:mod:`pyro_dgp.infer.gradients`).
+    Parameters, their ``.grad``, buffers of modules, optimisers and the global random state are left
+    unchanged, and all draws use the same minibatch. Gradients by parameters that reach the loss
+    only through the guide's local distributions (those of an encoder) are drawn in batches if the
+    loss is one of this package; all others need one evaluation per draw
+    (:mod:`pyro_dgp.infer.gradients`).
 
     :param model: The model, as for :class:`~pyro.infer.SVI`.
     :param guide: The guide, as for :class:`~pyro.infer.SVI`.
@@ -216,7 +218,7 @@ class SNRProfiler:
         :returns: The moments of the draws.
         :raises ValueError: If a name of ``sites`` is not one of the model's or guide's parameters.
         """
-        with untouched_random_state():
+        with untouched_random_state(), untouched_buffers():
             if self.seed is not None:
                 set_rng_seed(self.seed)
             source = GradientDraws(self.model, self.guide, self.loss, args, kwargs)

@@ -17,7 +17,7 @@ from pyro.infer.autoguide import AutoNormal
 from pyro.infer.reparam import LocScaleReparam, TransformReparam
 
 from pyro_dgp import DRegIWELBO, LatentDGP, PartiallyCollapsedIWELBO, fit
-from pyro_dgp.infer import annealed_adam
+from pyro_dgp.infer import SNRProfiler, annealed_adam, parameters_of
 from pyro_dgp.infer.coupling import distinct_words
 from tests.infer.estimates import mean_of
 from tests.quadrature import smooth_expectation
@@ -194,10 +194,23 @@ def test_a_decoder_with_batch_normalisation(estimator):
     assert torch.isfinite(torch.tensor(estimator(K=2).loss(model, guide)))
 
 
+class _Replaced(torch.nn.BatchNorm1d):
+    """Batch normalisation that does not change its buffers in place."""
+
+    def forward(self, x):
+        self.running_mean, self.num_batches_tracked = (
+            b.clone() for b in (self.running_mean, self.num_batches_tracked)
+        )
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("kind", [torch.nn.BatchNorm1d, _Replaced])
+@pytest.mark.parametrize("option", [{}, {"vectorize_particles": False}, {"chunk_size": 1}])
 @both
-def test_running_statistics_see_a_batch_once(estimator):
-    """And not once more for each look at the structure."""
-    norm, y = torch.nn.BatchNorm1d(1), torch.rand(4)
+def test_running_statistics_see_a_batch_once(estimator, option, kind):
+    """And not once more for each look at the structure, for each part of the samples, or for each
+    draw of a profile."""
+    norm, y = kind(1), torch.rand(4)
 
     def model():
         with pyro.plate("data", 4):
@@ -209,9 +222,12 @@ def test_running_statistics_see_a_batch_once(estimator):
         with pyro.plate("data", 4):
             pyro.sample("z", dist.Normal(norm(y.unsqueeze(-1)).squeeze(-1), 1.0))
 
-    loss = estimator(K=2)
-    for _ in range(10):
+    loss = estimator(K=2, **option)
+    for _ in range(5):
         loss.loss(model, guide)
+        loss.loss_and_grads(model, guide)
+    SNRProfiler(model, guide, loss, num_draws=20).run()
+    parameters_of(model, guide, ())
     assert norm.num_batches_tracked.item() == 10
     assert norm.running_mean.item() == pytest.approx(y.mean().item() * (1 - 0.9**10))
 
