@@ -26,6 +26,7 @@ M = TypeVar("M", bound="LatentDGP")
 _MIXINGS = {"principal": principal_mixing, "published": published_mixing}
 
 
+@torch.inference_mode(False)  # its parameters could not be trained
 def from_data(
     cls: type[M],
     X: Tensor,

@@ -451,6 +451,15 @@ def test_precision_follows_the_data(dtype, default):
     assert predictive.quantile(0.1).isfinite().all()
 
 
+def test_a_model_that_was_made_in_inference_mode_trains():
+    X, y = torch.rand(20, 2), torch.rand(20)
+    with torch.inference_mode():
+        dgp = LatentDGP.from_data(X, y, num_inducing=5)
+    loss = DRegIWELBO(K=2)
+    loss.loss_and_grads(dgp.model, dgp.guide, X, y)
+    assert all(p.grad is not None for p in dgp.layers[-1].parameters())
+
+
 def test_a_model_can_change_its_precision():
     X, y = data(dtype=torch.float32)
     dgp = small(X, y).double()
