@@ -55,6 +55,12 @@ SOURCES = "features must be 'auto', None, or of 'trees', 'boosting'"
         "counts, of real numbers": (
             of_pool(likelihood="poisson"), ValueError, "Poisson takes counts"
         ),
+        "zeros of two targets, which are standardised": (
+            lambda: regressor(likelihood="zero_inflated").fit(
+                np.ones((40, 1)), np.arange(40)[:, None].clip(20) * [1.0, 7.0] - [20.0, 139.0]
+            ),
+            ValueError, "fit a model to each column",
+        ),
         "a checkpoint of no seed": (
             lambda: regressor(checkpoint="c.pt", random_state=None).fit(*data()),
             ValueError, "checkpoint needs an integer random_state",

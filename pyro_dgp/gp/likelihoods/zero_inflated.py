@@ -52,9 +52,21 @@ class ZeroInflated(Likelihood):
 
     @classmethod
     def for_targets(cls, y: Tensor) -> "ZeroInflated":
-        """The most frequent target as the value, and heteroscedastic Gaussian noise elsewhere."""
+        """The most frequent target as the value, and heteroscedastic Gaussian noise elsewhere.
+
+        :raises ValueError: If it is not the most frequent one in each of several columns, as after
+            standardisation.
+        """
         values, counts = torch.unique(y, return_counts=True)
         value = values[counts.argmax()].item()
+        for column in y.unbind(-1) if y.dim() > 1 else ():
+            most = torch.unique(column, return_counts=True)[1].max()
+            if most > (column == value).sum().clamp_min(1):
+                raise ValueError(
+                    f"{cls.__name__} has one value with a probability for all targets, but the "
+                    "most frequent values of the columns differ, if only because each was "
+                    "standardised: fit a model to each column."
+                )
         rest = y[y != value] if y.dim() == 1 else y
         inner = HeteroscedasticGaussian.for_targets(rest if len(rest) > 1 else y)
         share = min(max(counts.max().item() / y.numel(), 0.01), 0.99)

@@ -141,6 +141,11 @@ def test_the_widest_lattice_is_found(y, width):
     )
 
 
+def test_a_column_without_the_frequent_value_may_be_inflated_beside_others():
+    y = torch.stack([torch.tensor([0.0, 0.0, 1.5, 2.0]), torch.tensor([1.0, -3.0, 2.0, 5.0])], -1)
+    assert lik.ZeroInflated.for_targets(y).value == 0
+
+
 def test_ones_own_likelihood_starts_from_targets():
     y = torch.randn(5, 2)
     likelihood = lik.likelihood_for(y, Laplace)
@@ -238,6 +243,10 @@ def started(name, y):
         "starting from no lattice": (
             started("rounded", [0.0, 1.0, 2.7182818]),
             ValueError, r"no lattice.*Give Rounded\(width, origin\)",
+        ),
+        "starting from one value per column": (
+            started("zero_inflated", [[0.0, -1.0], [0.0, -1.0], [0.0, -1.0], [2.0, 3.0]]),
+            ValueError, "one value with a probability for all.*fit a model to each column",
         ),
     }
 )  # fmt: skip
