@@ -464,17 +464,21 @@ def test_few_rows_and_many_columns(likelihood, few_trees):
         assert np.isfinite(model.log_density(X, y)).all()
 
 
-def test_drawn_noise_is_the_noise():
+@pytest.mark.parametrize("likelihood", ["heteroscedastic", "zero_inflated"])
+def test_drawn_noise_is_the_noise(likelihood):
     from pyro_dgp import LatentDGP
 
     torch.manual_seed(0)
     X = torch.randn(40, 1)
-    dgp = LatentDGP.from_data(X, X[:, 0], likelihood="heteroscedastic", num_inducing=10)
+    targets = X[:, 0].clamp_min(0.0) if likelihood == "zero_inflated" else X[:, 0]
+    dgp = LatentDGP.from_data(X, targets, likelihood=likelihood, num_inducing=10)
     p = dgp.predict(X[:5], 4000, shared_draws=True)
     q = p.drawn(torch.Generator().manual_seed(0))
     y = torch.linspace(-1, 1, 5)
-    assert isinstance(q.components, torch.distributions.Normal)
+    noise = getattr(q.components, "rest", q.components)
+    assert isinstance(noise, torch.distributions.Normal)
     assert torch.allclose(p.cdf(y), q.cdf(y), atol=5e-3)
+    assert torch.allclose(p.log_prob(y), q.log_prob(y), atol=2e-2)
     assert torch.allclose(p.stddev, q.stddev, rtol=0.05)
 
 

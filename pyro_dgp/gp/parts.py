@@ -95,8 +95,9 @@ class Affine(Composite):
 
 def has_mass(part: Distribution, value: Tensor) -> Tensor:
     """Whether ``log_prob`` of components is the logarithm of a probability, not of a density."""
-    if isinstance(part, Marginal | Affine):
-        return part.has_mass(value)
+    own = getattr(part, "has_mass", None)
+    if own is not None:
+        return own(value)
     discrete = getattr(part, "lattice", None) is not None
     return torch.full_like(value, discrete, dtype=torch.bool)
 
@@ -108,7 +109,8 @@ def averaged(part: Distribution) -> Distribution | None:
 
 def at_mass(part: Distribution, value: Tensor) -> Tensor:
     """The value, or that with a probability which it is next to."""
-    return part.at_mass(value) if isinstance(part, Marginal | Affine) else value
+    own = getattr(part, "at_mass", None)
+    return value if own is None else own(value)
 
 
 def one_output(part: Distribution, output: int) -> Distribution:

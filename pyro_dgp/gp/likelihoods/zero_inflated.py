@@ -1,13 +1,16 @@
 """Targets with a point mass at one value."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution, constraints
 from torch.nn.functional import logsigmoid
 
+from pyro_dgp.gp.derived import Composite
 from pyro_dgp.gp.likelihoods.base import Likelihood, check_likelihood
+from pyro_dgp.gp.likelihoods.collapsed import Marginal
 from pyro_dgp.gp.likelihoods.heteroscedastic import HeteroscedasticGaussian
 from pyro_dgp.gp.likelihoods.quadrature import Bends, expected, log_expected
 from pyro_dgp.gp.likelihoods.special import log_mean_exp
@@ -80,7 +83,7 @@ class ZeroInflated(Likelihood):
         """
         :raises ValueError: If a target is neither the value nor one of the other likelihood's.
         """
-        self.likelihood.check_targets(self._elsewhere(y), **covariates)
+        self.likelihood.check_targets(self.elsewhere(y), **covariates)
 
     def functions(self, loc: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
         rest_loc, rest_var = self.likelihood.functions(loc[1:], var[1:])
@@ -92,15 +95,19 @@ class ZeroInflated(Likelihood):
         here = self.has_mass(y)
         sign = torch.where(here, 1.0, -1.0).to(loc.dtype)
         chosen = expected(lambda f: logsigmoid(sign * f), loc[:1], var[:1], Bends((0.0,), math.pi))
-        rest = self.likelihood.expected_log_prob(self._elsewhere(y), loc[1:], var[1:], **covariates)
+        rest = self.likelihood.expected_log_prob(self.elsewhere(y), loc[1:], var[1:], **covariates)
         return chosen + torch.where(here, 0.0, rest)
 
-    def log_marginal(self, y: Tensor, loc: Tensor, var: Tensor, **covariates: Tensor) -> Tensor:
-        here = self.has_mass(y)
-        sign = torch.where(here, 1.0, -1.0).to(loc.dtype)
-        chosen = log_expected(lambda f: logsigmoid(sign * f), loc[:1], var[:1])
+    def marginal(self, loc: Tensor, var: Tensor, **covariates: Tensor) -> Distribution:
+        """The value with the probability E[sigma(f_1)], or else the other likelihood's marginal."""
         rest = self.likelihood.marginal(loc[1:], var[1:], **covariates)
-        return chosen + torch.where(here, 0.0, rest.log_prob(self._elsewhere(y)))
+        # The search for a mode needs derivatives, which inference mode does not allow.
+        with torch.inference_mode(False):
+            m, v = loc[:1].clone().double(), var[:1].clone().double()
+            p = expected(torch.sigmoid, m, v, Bends((0.0,), math.pi))
+            log_p = log_expected(logsigmoid, m, v).to(loc)
+            log_q = log_expected(logsigmoid, -m, v).to(loc)
+        return Inflated(self, p.to(loc), log_p, log_q, rest, validate_args=False)
 
     def log_marginal_by_draws(
         self, y: Tensor, loc: Tensor, var: Tensor, standard: Tensor, **covariates: Tensor
@@ -108,41 +115,21 @@ class ZeroInflated(Likelihood):
         here, f = self.has_mass(y), loc[0] + var[0].sqrt() * standard[:, 0]
         chosen = log_mean_exp(logsigmoid(torch.where(here, f, -f)))
         rest = self.likelihood.log_marginal_by_draws(
-            self._elsewhere(y), loc[1:], var[1:], standard[:, 1:], **covariates
+            self.elsewhere(y), loc[1:], var[1:], standard[:, 1:], **covariates
         )
         return chosen + torch.where(here, 0.0, rest)
-
-    def marginal_cdf(self, y: Tensor, loc: Tensor, var: Tensor, **covariates: Tensor) -> Tensor:
-        p = self._probability(loc, var)
-        rest = self.likelihood.marginal(loc[1:], var[1:], **covariates)
-        return p * ((y >= self.value) | self.has_mass(y)) + (1 - p) * rest.cdf(y)
-
-    def coarse_cdf(self, y: Tensor, loc: Tensor, var: Tensor, **covariates: Tensor) -> Tensor:
-        return self.marginal_cdf(y, loc, var, **covariates)
 
     def marginal_moments(
         self, loc: Tensor, var: Tensor, **covariates: Tensor
     ) -> tuple[Tensor, Tensor]:
-        p = self._probability(loc, var)
-        rest = self.likelihood.marginal(loc[1:], var[1:], **covariates)
-        mean = p * self.value + (1 - p) * rest.mean
-        between = p * (1 - p) * (rest.mean - self.value).square()
-        return mean, (1 - p) * rest.variance + between
-
-    def marginal_sample(self, loc: Tensor, var: Tensor, **covariates: Tensor) -> Tensor:
-        f = loc[0] + var[0].sqrt() * torch.randn_like(loc[0])
-        here = torch.rand_like(f) < f.sigmoid()
-        rest = self.likelihood.marginal(loc[1:], var[1:], **covariates).sample()
-        return torch.where(here, self.value, rest)
+        marginal = self.marginal(loc, var, **covariates)
+        return marginal.mean, marginal.variance
 
     def encode(self, y: Tensor, dtype: torch.dtype) -> Tensor:
         """The other likelihood's encoding, and an indicator of the value."""
-        rest = self.likelihood.encode(self._elsewhere(y), dtype)
+        rest = self.likelihood.encode(self.elsewhere(y), dtype)
         parts = [v if v.dim() > 1 else v.unsqueeze(-1) for v in (rest, self.has_mass(y).to(dtype))]
         return torch.cat(parts, -1)
-
-    def _probability(self, loc: Tensor, var: Tensor) -> Tensor:
-        return expected(torch.sigmoid, loc[:1], var[:1], Bends((0.0,), math.pi))
 
     def has_mass(self, y: Tensor) -> Tensor:
         """True at the value."""
@@ -151,9 +138,80 @@ class ZeroInflated(Likelihood):
     def at_mass(self, y: Tensor) -> Tensor:
         return torch.where(self.has_mass(y), self.value, y)
 
-    def _elsewhere(self, y: Tensor) -> Tensor:
+    def elsewhere(self, y: Tensor) -> Tensor:
         """y, with a target that the other likelihood accepts in place of the value."""
         return torch.where(self.has_mass(y), self._filler, y)
+
+
+class Inflated(Composite):
+    """A value with a probability p, and otherwise another distribution.
+
+    :param ZeroInflated likelihood: Likelihood, which knows the value.
+    :param torch.Tensor p: Probabilities of the value.
+    :param torch.Tensor log_p: Their logarithms, also where p underflows.
+    :param torch.Tensor log_q: Logarithms of 1 - p.
+    :param rest: Distribution of the other targets, of the same batch shape.
+    """
+
+    def __init__(
+        self,
+        likelihood: ZeroInflated,
+        p: Tensor,
+        log_p: Tensor,
+        log_q: Tensor,
+        rest: Distribution,
+        validate_args: bool | None = None,
+    ) -> None:
+        self.likelihood, self.rest = likelihood, rest
+        self.p, self.log_p, self.log_q = p, log_p, log_q
+        super().__init__(p.shape, validate_args=validate_args)
+
+    @property
+    def num_nodes(self) -> int:
+        return getattr(self.rest, "num_nodes", 1)
+
+    @property
+    def support(self) -> constraints.Constraint:
+        return constraints.real
+
+    def has_mass(self, value: Tensor) -> Tensor:
+        """True at the value."""
+        return self.likelihood.has_mass(value)
+
+    def at_mass(self, value: Tensor) -> Tensor:
+        return self.likelihood.at_mass(value)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        rest = self.rest.log_prob(self.likelihood.elsewhere(value))
+        return torch.where(self.has_mass(value), self.log_p, self.log_q + rest)
+
+    def cdf(self, value: Tensor) -> Tensor:
+        return self._with_step(value, self.rest.cdf(value))
+
+    def coarse_cdf(self, value: Tensor) -> Tensor:
+        return self._with_step(value, getattr(self.rest, "coarse_cdf", self.rest.cdf)(value))
+
+    def _with_step(self, value: Tensor, rest: Tensor) -> Tensor:
+        from_value = (value >= self.likelihood.value) | self.has_mass(value)
+        return self.p * from_value + (1 - self.p) * rest
+
+    @property
+    def mean(self) -> Tensor:
+        return self.p * self.likelihood.value + (1 - self.p) * self.rest.mean
+
+    @property
+    def variance(self) -> Tensor:
+        between = self.p * (self.rest.mean - self.likelihood.value).square()
+        return (1 - self.p) * (self.rest.variance + between)
+
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        rest = self.rest.sample(torch.Size(sample_shape))
+        return torch.where(torch.rand_like(rest) < self.p, self.likelihood.value, rest)
+
+    def drawn(self, generator: torch.Generator | None = None) -> "Inflated":
+        """With a closed form of the other distribution, by draws, where there is one."""
+        rest = self.rest.drawn(generator) if isinstance(self.rest, Marginal) else self.rest
+        return Inflated(self.likelihood, self.p, self.log_p, self.log_q, rest, validate_args=False)
 
 
 def _accepted(likelihood: Likelihood, value: float) -> float:
