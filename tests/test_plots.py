@@ -89,6 +89,20 @@ def test_latent_traversal(model, ax):
         plots.latent_traversal(model, X, 2, ax=ax)
 
 
+@pytest.mark.parametrize("likelihood", ["log_normal", "gamma", "beta"])
+def test_there_is_no_density_where_no_target_can_be(likelihood, model, ax):
+    _, X = model
+    options = {"num_layers": 1, "num_inducing": 5, "num_steps": 2, "num_samples": 5, "K": 2}
+    model = LatentDGPRegressor(likelihood=likelihood, features=None, random_state=0, **options)
+    model.fit(X, 1 / (2 + np.exp(2 * X[:, 0])))
+    plots.marginal_densities(model, X[:2], num_points=50, ax=ax)
+    y, density = ax.lines[0].get_data()
+    assert y[0] < 0
+    assert (density[y < 0] == 0).all()
+    assert (density[(y > 0) & (y < 1)] > 0).all()
+    assert np.isfinite(density).all()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -1,6 +1,6 @@
 """Distributions that are parts of a mixture: on another scale, of one output, averaged."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pyro.distributions as dist
 import torch
@@ -29,7 +29,8 @@ class Affine(Composite):
 
     @property
     def support(self) -> constraints.Constraint:
-        return constraints.real
+        given = self.base.support
+        return constraints.real if given is constraints.real else _Moved(given, self._back)
 
     @property
     def num_nodes(self) -> int:
@@ -91,6 +92,18 @@ class Affine(Composite):
         largest = torch.maximum(value.double().abs(), loc.abs().maximum(scale))
         power = 10.0 ** (11 - largest.log10().floor()).clamp_min(0)
         return ((value.double() * power).round() / power).to(value)
+
+
+class _Moved(constraints.Constraint):
+    """A constraint of values moved back."""
+
+    def __init__(
+        self, base: constraints.Constraint | None, back: Callable[[Tensor], Tensor]
+    ) -> None:
+        self.base, self.back = base or constraints.real, back
+
+    def check(self, value: Tensor) -> Tensor:
+        return self.base.check(self.back(value))
 
 
 def has_mass(part: Distribution, value: Tensor) -> Tensor:

@@ -158,4 +158,8 @@ def _densities(
     if lattice is not None:
         origin, unit = lattice
         y = (origin + unit * ((y - origin) / unit).round()).unique()
-    return y.numpy(), predictive.log_prob(y.unsqueeze(-1)).exp().numpy() / unit
+    density = y.new_zeros(len(y), len(rows))
+    # The margin may reach below 0, where positive targets have no density.
+    possible = predictive.support.check(y)
+    density[possible] = predictive.log_prob(y[possible].unsqueeze(-1)).exp() / unit
+    return y.numpy(), density.numpy()
