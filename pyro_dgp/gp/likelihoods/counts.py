@@ -11,7 +11,7 @@ from torch.distributions import Distribution, constraints
 from pyro_dgp.gp.constraints import constrained, softplus_above
 from pyro_dgp.gp.likelihoods.base import Likelihood
 from pyro_dgp.gp.likelihoods.quadrature import Bends, expected, log_expected
-from pyro_dgp.gp.likelihoods.special import incomplete_beta
+from pyro_dgp.gp.likelihoods.special import incomplete_beta, log_gamma_width
 
 __all__ = ["NegativeBinomial", "Poisson"]
 
@@ -141,6 +141,10 @@ class NegativeBinomial(_Counts):
         y = y.clamp_min(0)
         width = (1 / (y + 1) + 1 / self.concentration).sqrt()
         return Bends((((y + 0.5) / exposure).log(),), width)
+
+    def narrowest(self) -> Tensor:
+        # For a large y that of its gamma distributed rate; for a small one it is wider.
+        return log_gamma_width(self.concentration)
 
     def marginal_moments(
         self, loc: Tensor, var: Tensor, exposure: Tensor | float = 1.0

@@ -11,6 +11,7 @@ from pyro_dgp.gp.constraints import constrained, softplus_above
 from pyro_dgp.gp.likelihoods.base import Likelihood
 from pyro_dgp.gp.likelihoods.gaussian import ExpectedNormal
 from pyro_dgp.gp.likelihoods.quadrature import Bends
+from pyro_dgp.gp.likelihoods.special import log_gamma_width
 
 __all__ = ["Gamma", "LogNormal"]
 
@@ -69,6 +70,10 @@ class Gamma(_Positive):
     def bends(self, y: Tensor) -> Bends:
         """Around the mean y: for the distribution function."""
         return Bends((y.clamp_min(torch.finfo(y.dtype).tiny).log(),), self.shape.rsqrt())
+
+    def narrowest(self) -> Tensor:
+        # P(target <= y | f) is a distribution function of f - log y.
+        return log_gamma_width(self.shape)
 
     def expected_log_prob(self, y: Tensor, loc: Tensor, var: Tensor) -> Tensor:
         a, m = self.shape, loc[0]

@@ -8,7 +8,14 @@ import scipy.special
 import torch
 from torch import Tensor
 
-__all__ = ["incomplete_beta", "log_interval", "log_mean_exp", "log_ndtr", "with_scipy"]
+__all__ = [
+    "incomplete_beta",
+    "log_gamma_width",
+    "log_interval",
+    "log_mean_exp",
+    "log_ndtr",
+    "with_scipy",
+]
 
 # Beyond this, squares overflow in float32.
 _FARTHEST = 1e15
@@ -65,6 +72,15 @@ class _IncompleteBeta(torch.autograd.Function):
                 zip(ctx.saved_tensors, ctx.needs_input_grad, strict=True)
             )
         )
+
+
+def log_gamma_width(shape: Tensor) -> Tensor:
+    """Standard deviation w of a normal of which the Fourier transform, where it is 1e-13, is not
+    below that of the logarithm of a gamma variable, Gamma(a + i t) / Gamma(a).
+
+    :param torch.Tensor shape: Shape a.
+    """
+    return (5 + shape).rsqrt().clamp_max(0.4)
 
 
 def log_mean_exp(x: Tensor) -> Tensor:

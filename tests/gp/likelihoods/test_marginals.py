@@ -72,6 +72,21 @@ def test_averages_of_proportions_share_the_nodes_of_f(concentration, scale, monk
     assert sum(calls) <= 600 * S * x.numel()
 
 
+@pytest.mark.parametrize("shape", [0.1, 2.0, 5.0, 40.0, 1000.0])
+@pytest.mark.parametrize("kind", [lik.Gamma, lik.NegativeBinomial])
+def test_averages_of_gamma_distributions_share_the_nodes_of_f(kind, shape):
+    S, N = 300, 2
+    random = torch.Generator().manual_seed(0)
+    loc = 0.5 + 0.7 * torch.randn(1, S, N, generator=random)
+    var = (0.3 * (0.5 + torch.rand(1, S, N, generator=random))).square()
+    part = fixed_copy(kind(1.0, shape)).marginal(loc, var)
+    y = torch.tensor([0.0, 1.0, 3.0, 20.0, 400.0, -torch.inf, torch.inf])
+    y = y.unsqueeze(1).expand(-1, N)
+    average = part.averaged()
+    assert average.nodes.shape[-1] < 2 * S
+    torch.testing.assert_close(average.cdf(y), part.cdf(y[:, None]).mean(1), rtol=0, atol=1e-8)
+
+
 @pytest.mark.parametrize("name", OWN)
 def test_ones_own_log_density_is_near_where_f_is_no_wider_than_the_noise(name):
     case = CASES[name]
