@@ -10,6 +10,7 @@ import pyro
 import pytest
 import torch
 from scipy.stats import norm
+from sklearn.exceptions import NotFittedError
 
 pytest.importorskip("sklearn")
 
@@ -358,6 +359,17 @@ def test_a_file_that_could_not_be_read_is_not_written(tmp_path):
     with pytest.raises(ValueError, match="kernel must be one of"):
         model.set_params(kernel="foo").save(tmp_path / "m.pt")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_fit_that_fails_leaves_no_old_one():
+    """Old members between new scales would predict something else."""
+    X, y = data()
+    model = regressor(num_steps=2).fit(X, y)
+    with pytest.raises(ValueError, match="y is constant"):
+        model.fit(10 * X, np.ones(len(X)))
+    with pytest.raises(NotFittedError):
+        model.predict(X)
+    model.fit(X, y).predict(X)
 
 
 def test_rounded_targets_have_quantiles_as_they_are_written():

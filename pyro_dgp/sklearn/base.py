@@ -339,6 +339,9 @@ class LatentDGPEstimator(Parameters):
             if count:
                 yield member, count, self._generator()
 
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "members_")
+
     def _check_inputs(self, X: ArrayLike) -> np.ndarray:
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float64, reset=False)  # pyright: ignore[reportArgumentType]
@@ -348,6 +351,8 @@ class LatentDGPEstimator(Parameters):
         self, X: ArrayLike, y: ArrayLike, **options: Any
     ) -> tuple[np.ndarray, np.ndarray]:
         """Inputs and targets; ``options`` are those of scikit-learn's ``validate_data``."""
+        if options.get("reset", True):  # no old members between the new scales of a fit that fails
+            vars(self).pop("members_", None)
         X, y = validate_data(self, X, y, dtype=np.float64, **options)  # pyright: ignore[reportArgumentType]
         return np.asarray(X), np.asarray(y)
 
