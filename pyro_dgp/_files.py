@@ -29,9 +29,13 @@ def written_whole(path: Path) -> Iterator[str]:
         yield str(path)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(
-        dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix
-    )
+    try:
+        handle, temporary = tempfile.mkstemp(
+            dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix
+        )
+    except OSError as error:
+        error.filename = str(path)  # the one that was asked for
+        raise
     os.close(handle)
     try:
         yield temporary

@@ -37,7 +37,8 @@ def predict_command(args: argparse.Namespace) -> int:
     absent = [name for name in args.keep if name not in table.frame]
     if absent:
         raise ValueError(
-            f"--keep: there is no column '{absent[0]}'. The columns are {', '.join(table.frame)}."
+            f"--keep: there is no column '{absent[0]}' in {args.table}. The columns are "
+            f"{', '.join(table.frame)}."
         )
     frame, notes = columns.typed(table, conventions)
     X = columns.inputs(frame)

@@ -139,7 +139,8 @@ def scored_rows(args: argparse.Namespace, own: TableModel) -> tuple[pd.DataFrame
     """The rows of the given table, or those kept in the file of the model, and a description."""
     if args.table is not None:
         name = "the standard input" if args.table == "-" else Path(args.table).name
-        return rows_to_score(own.columns, *table_of(args, args.table)), f"rows of {name}"
+        frame = rows_to_score(own.columns, *table_of(args, args.table))
+        return frame, f"row{'s' * (len(frame) != 1)} of {name}"
     if not own.notes.get("held_out"):
         raise ValueError(f"{args.model} keeps no rows that were held out: name a table.")
     try:

@@ -177,7 +177,10 @@ def test_a_time_limit_is_told_in_a_line(fitted, capsys, tmp_path):
         ("fit houses.csv --target price --separator ab", "must be one character"),
         ("predict houses.pt houses.csv --output houses.pt", "is the model itself"),
         ("predict houses.pt houses.csv --output houses.csv", "is the table itself"),
-        ("predict houses.pt houses.csv --keep zip", "--keep: there is no column"),
+        (
+            "predict houses.pt houses.csv --keep zip",
+            "--keep: there is no column 'zip' in houses.csv",
+        ),
     ],
 )
 def test_errors_are_one_line(fitted, capsys, monkeypatch, arguments, match):
@@ -188,6 +191,25 @@ def test_errors_are_one_line(fitted, capsys, monkeypatch, arguments, match):
     assert match in error
     assert error.count("\n") == 1
     Path("houses.json").unlink()
+
+
+def test_a_file_that_cannot_be_written_is_named_as_it_was_asked_for(fitted, capsys, monkeypatch):
+    def refuse(**_):
+        raise FileNotFoundError(2, "No such file or directory", ".p.csv.temporary")
+
+    monkeypatch.chdir(fitted)
+    monkeypatch.setattr("tempfile.mkstemp", refuse)
+    assert main(["predict", "houses.pt", "houses.csv", "--output", "p.csv"]) == 2
+    error = capsys.readouterr().err
+    assert "p.csv'" in error
+    assert "temporary" not in error
+
+
+def test_one_row_is_no_rows(fitted, tmp_path, capsys):
+    lines = (fitted / "houses.csv").read_text().splitlines(keepends=True)
+    (tmp_path / "one.csv").write_text("".join(lines[:2]))
+    assert main(["evaluate", str(fitted / "houses.pt"), str(tmp_path / "one.csv")]) == 0
+    assert "1 row of one.csv" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
