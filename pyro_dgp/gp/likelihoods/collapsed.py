@@ -159,8 +159,7 @@ class Marginal(Composite):
     def averaged(self) -> Averaged | None:
         """The distribution averaged over the first dimension, for its ``cdf``; None for none."""
         width = self.likelihood.narrowest()
-        # The shared nodes know neither covariates nor derivatives.
-        if width is None or self.covariates or any(t.requires_grad for t in self.loc + self.var):
+        if width is None or self.covariates:  # which the shared nodes do not know
             return None
         return Averaged.of(self.likelihood, self.loc[0], self.var[0], width)
 
