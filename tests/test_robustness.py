@@ -35,7 +35,7 @@ def tables(draw):
 @settings(max_examples=16, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(tables(), st.sampled_from(["float32", "float64"]), st.integers(1, 2), st.integers(0, 2))
 @pytest.mark.filterwarnings("ignore:.*needed more jitter:RuntimeWarning")
-def test_fit_and_predict(table, dtype, num_layers, latent_dim):
+def test_fit_and_predict(few_trees, table, dtype, num_layers, latent_dim):
     X, y = table
     model = LatentDGPRegressor(
         num_layers=num_layers, latent_dim=latent_dim, num_inducing=12, K=2, num_steps=8,

@@ -162,7 +162,7 @@ def test_no_probability_is_left_between_two_branches(latent_dim):
     X_new, y_new = two_branches(300, 1)
 
     def scores():
-        p = dgp.predict(X_new, 4000)
+        p = dgp.predict(X_new, 2000)
         x = X_new[:, 0]
         between = p.cdf(0.7 * (1 + 0.3 * x)) - p.cdf(-0.7 * (1 + 0.3 * x))
         lower = p.cdf(torch.zeros(300)).mean()

@@ -7,6 +7,7 @@ from sklearn.metrics import accuracy_score, brier_score_loss, log_loss, roc_auc_
 from pyro_dgp.experiments.metrics import coverage, pit_bounds, randomised_pit
 from pyro_dgp.gp import PredictiveMixture
 from pyro_dgp.gp import likelihoods as lik
+from pyro_dgp.gp.fixed import fixed_copy
 from pyro_dgp.gp.likelihoods.intervals import RoundedNormal
 from pyro_dgp.table import classes, densities
 from pyro_dgp.table.densities import log_density
@@ -186,7 +187,7 @@ def test_densities_of_targets_on_lattices_of_their_own():
 @pytest.mark.statistical
 def test_a_value_with_a_probability_is_calibrated():
     """Of calibrated predictions: an interval that holds the value holds all targets there."""
-    likelihood = lik.ZeroInflated(lik.GaussianLikelihood(1.0), 0.0, 0.8)
+    likelihood = fixed_copy(lik.ZeroInflated(lik.GaussianLikelihood(1.0), 0.0, 0.8))
     f = torch.zeros(2, 1, 2000)
     p = PredictiveMixture(likelihood.marginal(*likelihood.functions(f, f + 1e-9)))
     torch.manual_seed(0)
