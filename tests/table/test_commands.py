@@ -68,7 +68,7 @@ def test_an_interrupted_fit_leaves_an_earlier_model_alone(fitted, capsys, ctrl_c
     capsys.readouterr()
     assert main(command) == 0
     assert "the model's 5 steps\nmodel  " in capsys.readouterr().out
-    assert len(steps) == 5 + 4 * 2  # those of the folds, too
+    assert len(steps) == 5 + 2 * 2  # those of the folds, too
     assert output.read_bytes() != earlier
     assert list(tmp_path.iterdir()) == [output]
 
