@@ -13,8 +13,7 @@ from torch.distributions import Distribution, Normal, constraints
 from pyro_dgp.gp.batches import converted, held, mapped
 from pyro_dgp.gp.crps import evenly, expected_abs, integrated_crps, mean_distance, summed_crps
 from pyro_dgp.gp.derived import Composite
-from pyro_dgp.gp.likelihoods.collapsed import Marginal
-from pyro_dgp.gp.likelihoods.zero_inflated import Inflated
+from pyro_dgp.gp.likelihoods.collapsed import drawn
 from pyro_dgp.gp.parts import at_mass, averaged, has_mass, one_output, rescaled
 from pyro_dgp.gp.quantiles import bracket, invert, invert_on_lattice, invert_smooth
 
@@ -151,9 +150,7 @@ class PredictiveMixture(Composite):
 
         :param torch.Generator generator: Source of the draws; None for torch's global generator.
         """
-        return self._with(
-            [p.drawn(generator) if isinstance(p, Marginal | Inflated) else p for p in self.parts]
-        )
+        return self._with([drawn(part, generator) for part in self.parts])
 
     @property
     def mean(self) -> Tensor:

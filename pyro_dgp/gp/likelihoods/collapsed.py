@@ -10,11 +10,12 @@ from torch.distributions import Distribution, constraints
 
 from pyro_dgp.gp.derived import Composite
 from pyro_dgp.gp.likelihoods.averaged import Averaged
+from pyro_dgp.gp.likelihoods.modes import where_modes_are_found
 
 if TYPE_CHECKING:
     from pyro_dgp.gp.likelihoods.base import Likelihood
 
-__all__ = ["CollapsedObservation", "Marginal", "Weighted"]
+__all__ = ["CollapsedObservation", "Marginal", "Weighted", "drawn"]
 
 
 class CollapsedObservation(Composite):
@@ -170,10 +171,7 @@ class Marginal(Composite):
 
     def _evaluate(self, fn: Callable, value: Tensor) -> Tensor:
         """In double precision, which differences of gamma functions of large counts need."""
-        wanted = torch.is_grad_enabled()
-        # The search for a mode needs derivatives, which inference mode does not allow. To leave it
-        # turns them on, also for callers who want none.
-        with torch.inference_mode(False), torch.set_grad_enabled(wanted):
+        with where_modes_are_found():
             value = value.clone().double()
             functions = _like_value(value, *(f.double() for f in self._functions()))
             return fn(value, *functions, **self.covariates).to(self.loc[0].dtype)
@@ -200,6 +198,12 @@ class Marginal(Composite):
 
     def _functions(self) -> tuple[Tensor, Tensor]:
         return torch.stack(self.loc), torch.stack(self.var)
+
+
+def drawn(part: Distribution, generator: torch.Generator | None = None) -> Distribution:
+    """Components with closed forms in place of integrals, where there are some."""
+    own = getattr(part, "drawn", None)
+    return part if own is None else own(generator)
 
 
 def _like_value(value: Tensor, *functions: Tensor) -> tuple[Tensor, ...]:

@@ -1,11 +1,23 @@
 """The mode of the product of a normal density and a likelihood."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-__all__ = ["mode_and_width"]
+__all__ = ["mode_and_width", "where_modes_are_found"]
+
+
+@contextmanager
+def where_modes_are_found() -> Iterator[None]:
+    """Leaves inference mode, which does not allow the derivatives that the search for a mode needs.
+
+    To leave it turns them on, also for callers who want none: whether they do stays as it is.
+    """
+    wanted = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(wanted):
+        yield
 
 
 @torch.no_grad()  # nodes of a quadrature, whose derivatives cancel

@@ -10,8 +10,9 @@ from torch.nn.functional import logsigmoid
 
 from pyro_dgp.gp.derived import Composite
 from pyro_dgp.gp.likelihoods.base import Likelihood, check_likelihood
-from pyro_dgp.gp.likelihoods.collapsed import Marginal
+from pyro_dgp.gp.likelihoods.collapsed import drawn
 from pyro_dgp.gp.likelihoods.heteroscedastic import HeteroscedasticGaussian
+from pyro_dgp.gp.likelihoods.modes import where_modes_are_found
 from pyro_dgp.gp.likelihoods.quadrature import Bends, expected, log_expected
 from pyro_dgp.gp.likelihoods.special import log_mean_exp
 
@@ -101,8 +102,7 @@ class ZeroInflated(Likelihood):
     def marginal(self, loc: Tensor, var: Tensor, **covariates: Tensor) -> Distribution:
         """The value with the probability E[sigma(f_1)], or else the other likelihood's marginal."""
         rest = self.likelihood.marginal(loc[1:], var[1:], **covariates)
-        # The search for a mode needs derivatives, which inference mode does not allow.
-        with torch.inference_mode(False):
+        with where_modes_are_found():
             m, v = loc[:1].clone().double(), var[:1].clone().double()
             p = expected(torch.sigmoid, m, v, Bends((0.0,), math.pi))
             log_p = log_expected(logsigmoid, m, v).to(loc)
@@ -210,7 +210,7 @@ class Inflated(Composite):
 
     def drawn(self, generator: torch.Generator | None = None) -> "Inflated":
         """With a closed form of the other distribution, by draws, where there is one."""
-        rest = self.rest.drawn(generator) if isinstance(self.rest, Marginal) else self.rest
+        rest = drawn(self.rest, generator)
         return Inflated(self.likelihood, self.p, self.log_p, self.log_q, rest, validate_args=False)
 
 

@@ -543,6 +543,15 @@ def test_no_derivatives_where_none_are_wanted(method):
         assert not p.components.log_prob(torch.ones(3)).requires_grad
 
 
+def test_the_probability_of_a_value_holds_no_graph_where_none_is_wanted():
+    functions = torch.randn(2, 2, 3, requires_grad=True)
+    likelihood = lik.ZeroInflated(lik.GaussianLikelihood(0.1))
+    for wanted in (False, True):
+        with torch.set_grad_enabled(wanted):
+            p = likelihood.marginal(functions, torch.ones_like(functions))
+        assert all(t.requires_grad == wanted for t in (p.p, p.log_p, p.log_q))
+
+
 @pytest.mark.parametrize(
     "make", [lambda: lik.Beta(0.5, 1e6), lambda: lik.Gamma(1.0, 1e6)], ids=["beta", "gamma"]
 )
