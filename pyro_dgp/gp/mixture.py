@@ -14,7 +14,7 @@ from pyro_dgp.gp.batches import converted, held, mapped
 from pyro_dgp.gp.crps import evenly, expected_abs, integrated_crps, mean_distance, summed_crps
 from pyro_dgp.gp.derived import Composite
 from pyro_dgp.gp.likelihoods.collapsed import drawn
-from pyro_dgp.gp.parts import at_mass, averaged, has_mass, one_output, rescaled
+from pyro_dgp.gp.parts import at_mass, averaged, has_mass, is_possible, one_output, rescaled
 from pyro_dgp.gp.quantiles import bracket, invert, invert_on_lattice, invert_smooth
 
 if TYPE_CHECKING:
@@ -190,17 +190,19 @@ class PredictiveMixture(Composite):
         return found
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log density (or log probability) of a target.
+        """Log density (or log probability) of a target, -inf where none is possible.
 
         :param torch.Tensor value: Targets, [..., N] or [..., N, P].
         :returns: Log densities, [..., N].
+        :raises ValueError: If a target is not possible and arguments are validated, which is
+            torch's default, but not that of mixtures made of another one.
         """
         if self._validate_args:
             self._validate_sample(value)
         dim, y = -1 - len(self.batch_shape), self._beside_components(value)
 
         def summed(part: Distribution) -> Tensor:
-            log_prob = part.log_prob(y)
+            log_prob = torch.where(is_possible(part, y), part.log_prob(y), -torch.inf)
             return (log_prob.sum(-1) if self.event_dim else log_prob).logsumexp(dim)
 
         chunks = map(summed, self._chunks(self.parts, y.numel()))

@@ -11,7 +11,10 @@ from pyro_dgp.gp.batches import mapped
 from pyro_dgp.gp.derived import Composite
 from pyro_dgp.gp.likelihoods.collapsed import Marginal
 
-__all__ = ["Affine", "at_mass", "averaged", "has_mass", "one_output", "rescaled"]
+__all__ = ["Affine", "at_mass", "averaged", "has_mass", "is_possible", "one_output", "rescaled"]
+
+# Largest distance of a number from an integer that it is taken for, after a change of scale.
+_OFF = 0.01
 
 
 class Affine(Composite):
@@ -103,7 +106,17 @@ class _Moved(constraints.Constraint):
         self.base, self.back = base or constraints.real, back
 
     def check(self, value: Tensor) -> Tensor:
-        return self.base.check(self.back(value))
+        y = self.back(value)
+        if self.base.is_discrete:
+            y = torch.where((y - y.round()).abs() < _OFF, y.round(), y)
+        return self.base.check(y)
+
+
+def is_possible(part: Distribution, value: Tensor) -> Tensor:
+    """Whether components may have a value at all: it is finite and in their support; also where it
+    is NaN, whose density is."""
+    support = constraints.real if part.support is None else part.support
+    return value.isnan() | (support.check(value) & value.isfinite())
 
 
 def has_mass(part: Distribution, value: Tensor) -> Tensor:

@@ -156,6 +156,7 @@ class Recalibrated(Derived[PredictiveMixture]):
             return self._like_base(self._log_probability(base, y, *self.lattice))
         log_p = base.log_prob(y)
         found, has_mass = log_p + _log_slope(*_log_tails(base, y), self.exponent), base.has_mass(y)
+        found = torch.where(log_p == -torch.inf, log_p, found)
         if bool(has_mass.any()):
             up_to = base.cdf(y)
             found = torch.where(has_mass, self._log_rise(log_p, up_to - log_p.exp(), up_to), found)

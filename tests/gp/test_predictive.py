@@ -7,7 +7,7 @@ from pyro_dgp.gp import PredictiveMixture, Recalibrated
 from pyro_dgp.gp import mixture as mixture_module
 from pyro_dgp.gp.batches import mapped
 from pyro_dgp.gp.fixed import fixed_copy
-from pyro_dgp.gp.likelihoods import LIKELIHOODS
+from pyro_dgp.gp.likelihoods import LIKELIHOODS, Gamma, LogNormal, ZeroInflated
 from tests.quadrature import crps
 
 S, N, P = 30, 4, 2
@@ -197,3 +197,30 @@ def test_quantiles_have_derivatives(mixture, exponent):
     (density,) = torch.autograd.grad(p.cdf(value).sum(), value)
     torch.testing.assert_close(by_q, 1 / density)
     torch.testing.assert_close(by_shift.item(), float(q.numel()))
+
+
+@pytest.mark.parametrize("exponent", [None, 0.8])
+@pytest.mark.parametrize(
+    ("likelihood", "possible", "impossible"),
+    [
+        (Gamma, 2.0, -1.0),
+        (LogNormal, 2.0, -1.0),
+        (lambda: ZeroInflated(Gamma()), 0.0, -1.0),
+        (lambda: ZeroInflated(LogNormal()), 2.0, -1.0),
+        (LIKELIHOODS["poisson"], 3.0, 2.5),
+        (LIKELIHOODS["poisson"], 3.0, -1.0),
+        (LIKELIHOODS["bernoulli"], 1.0, 2.0),
+        (LIKELIHOODS["student_t"], 5.0, torch.inf),
+    ],
+)
+def test_impossible_targets_have_no_density(likelihood, possible, impossible, exponent):
+    """As those of SciPy; also in units in which integers are such up to rounding."""
+    likelihood = fixed_copy(likelihood())
+    parts = likelihood.predictive(*torch.rand(2, S, 1, likelihood.num_functions))
+    p = PredictiveMixture(parts).affine(0.0, 1 / 3)
+    p = p if exponent is None else Recalibrated(p, exponent, validate_args=False)
+    log_p = p.log_prob(torch.tensor([possible, impossible]) / 3)
+    assert log_p[0].isfinite()
+    assert log_p[1] == -torch.inf
+    if exponent is None:
+        assert p.log_prob(torch.tensor([torch.nan])).isnan()

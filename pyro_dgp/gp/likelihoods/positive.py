@@ -126,6 +126,11 @@ class _Gamma(dist.Gamma):
 
 
 class _LogNormal(dist.LogNormal):
+    def log_prob(self, value: Tensor) -> Tensor:
+        log_y = value.clamp_min(torch.finfo(value.dtype).tiny).log()
+        normal = dist.Normal(self.loc, self.scale, validate_args=False)  # the base refuses NaN
+        return torch.where(value <= 0, -torch.inf, normal.log_prob(log_y) - log_y)
+
     def cdf(self, value: Tensor) -> Tensor:
         tiny = torch.finfo(value.dtype).tiny
         return torch.where(value <= 0, 0.0, super().cdf(value.clamp_min(tiny)))

@@ -172,7 +172,7 @@ class Inflated(Composite):
 
     @property
     def support(self) -> constraints.Constraint:
-        return constraints.real
+        return _ValueOr(self.likelihood)
 
     def has_mass(self, value: Tensor) -> Tensor:
         """True at the value."""
@@ -212,6 +212,17 @@ class Inflated(Composite):
         """With a closed form of the other distribution, by draws, where there is one."""
         rest = drawn(self.rest, generator)
         return Inflated(self.likelihood, self.p, self.log_p, self.log_q, rest, validate_args=False)
+
+
+class _ValueOr(constraints.Constraint):
+    """The value, and the other targets."""
+
+    def __init__(self, likelihood: ZeroInflated) -> None:
+        self.likelihood = likelihood
+
+    def check(self, value: Tensor) -> Tensor:
+        y = self.likelihood.elsewhere(value)
+        return self.likelihood.likelihood.support.check(y)
 
 
 def _accepted(likelihood: Likelihood, value: float) -> float:
