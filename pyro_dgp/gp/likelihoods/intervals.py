@@ -72,15 +72,21 @@ class Rounded(Likelihood):
             targets.
         """
         values = torch.unique(y.double())
+        # Decimals in float32 are off by their rounding, and their mean gap is by less.
+        single = bool((values == values.float()).all())
+        eps = torch.finfo(torch.float32 if single else torch.float64).eps
+        rounding = 4 * eps * values.abs().max()
+        new = values.diff(prepend=values.new_tensor([-math.inf])) > rounding
+        values = values[new]  # not 0.3 and 0.1 + 0.2
         if len(values) < 2:
             raise ValueError("Rounded needs at least two different targets to tell their lattice.")
         gaps, offsets = values.diff(), values - values[0]
-        # Decimals in float32 are off by their rounding, and their mean gap is by less.
-        rounding = 4 * torch.finfo(torch.float32).eps * values.abs().max()
         closest = gaps[gaps < 1.5 * gaps.min()].mean()
         for parts in range(1, 21):
             k = (offsets / (closest / parts)).round()
             width = (k @ offsets) / (k @ k)
+            if width < 8 * rounding:
+                break  # any targets are near some points of it
             if bool(((offsets - k * width).abs() < 1e-4 * width + rounding).all()):
                 loc = y.double().mean(0).to(torch.get_default_dtype())
                 scale = max(0.5 * y.double().std().item(), 0.01 * width.item())

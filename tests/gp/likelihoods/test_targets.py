@@ -130,6 +130,8 @@ def test_they_start_from_what_their_docstrings_say():
         (torch.arange(30000, dtype=torch.float32) * 0.01, 0.01),
         (torch.tensor([100000.0, 100003.0, 100006.0]), 3.0),
         (torch.tensor([True, False]), 1.0),
+        (torch.tensor([0.1 + 0.2, 0.3, 0.4, 0.7], dtype=torch.float64), 0.1),
+        (100000 + torch.arange(50, dtype=torch.float64) / 100, 0.01),
     ],
 )
 def test_the_widest_lattice_is_found(y, width):
@@ -239,6 +241,14 @@ def started(name, y):
         "starting from one number": (
             started("rounded", [1.0, 1.0]),
             ValueError, "Rounded needs at least two different targets",
+        ),
+        "starting from one number, and its rounding": (
+            lambda: lik.Rounded.for_targets(torch.tensor([0.3, 0.1 + 0.2], dtype=torch.float64)),
+            ValueError, "Rounded needs at least two different targets",
+        ),
+        "starting from many real numbers": (
+            lambda: lik.Rounded.for_targets(torch.linspace(0, 1, 2000).sin()),
+            ValueError, r"no lattice.*Give Rounded\(width, origin\)",
         ),
         "starting from no lattice": (
             started("rounded", [0.0, 1.0, 2.7182818]),
