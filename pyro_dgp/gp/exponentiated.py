@@ -105,8 +105,11 @@ class Exponentiated(Derived[PredictiveMixture | Recalibrated]):
         :param torch.Tensor value: Targets, [..., N] or [..., N, P].
         :returns: Scores, of the shape and in the units of ``value``.
         """
+        value = self._tensor(value)
+        if not value.numel():
+            return value
         low, high = self.base.quantile(torch.tensor([_TAIL, 1 - _TAIL], dtype=torch.float64))
-        return integrated_crps(self._score_cdf, evenly(low, high).exp(), self._tensor(value))
+        return integrated_crps(self._score_cdf, evenly(low, high).exp(), value)
 
     @cached_property
     def _moments(self) -> Tensor:

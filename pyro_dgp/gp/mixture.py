@@ -99,7 +99,9 @@ class PredictiveMixture(Composite):
 
     @property
     def support(self) -> constraints.Constraint:
-        return constraints.independent(self.parts[0].support, self.event_dim)
+        support = self.parts[0].support
+        # Without outputs, torch's independent constraint fails where there are no rows.
+        return constraints.independent(support, self.event_dim) if self.event_dim else support
 
     def expand(self, batch_shape: Sequence[int], _instance: None = None) -> "Self":
         old, new = len(self.batch_shape), torch.Size(batch_shape)
@@ -229,6 +231,8 @@ class PredictiveMixture(Composite):
         if not bool(((p > 0) & (p < 1)).all()):
             raise ValueError("Probabilities must lie strictly between 0 and 1.")
         p = p.expand(torch.broadcast_shapes(p.shape, self.batch_shape + self.event_shape))
+        if not p.numel():
+            return p
         with torch.no_grad():
             x = self._inverted(p)
         given = [p, *(t for part in self.parts for t in held(part))]
@@ -285,6 +289,8 @@ class PredictiveMixture(Composite):
         if self._validate_args:
             self._validate_sample(value)
         value = self._tensor(value)
+        if not value.numel():
+            return value
         p = self._normal
         if p is not None:
             to_value = self._average([p], value, lambda p, y: expected_abs(p.loc - y, p.scale))

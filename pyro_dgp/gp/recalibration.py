@@ -239,6 +239,8 @@ class Recalibrated(Derived[PredictiveMixture]):
 
     def _by_rows(self, fn: Callable[..., Tensor], value: Tensor | None = None) -> Tensor:
         """``fn`` of this distribution and of a value [..., N], a few rows at a time."""
+        if value is not None and not value.numel():
+            return value
         if len(self.batch_shape) != 1 or self.batch_shape[0] <= _ROWS:
             return fn(self, value)
         found = []

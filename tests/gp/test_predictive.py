@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
 
-from pyro_dgp.gp import PredictiveMixture, Recalibrated
+from pyro_dgp.gp import Exponentiated, PredictiveMixture, Recalibrated
 from pyro_dgp.gp import mixture as mixture_module
 from pyro_dgp.gp.batches import mapped
 from pyro_dgp.gp.fixed import fixed_copy
@@ -224,3 +224,24 @@ def test_impossible_targets_have_no_density(likelihood, possible, impossible, ex
     assert log_p[1] == -torch.inf
     if exponent is None:
         assert p.log_prob(torch.tensor([torch.nan])).isnan()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: normals(torch.randn(S, N), 1.0),
+        lambda: normals(torch.randn(S, N, P), 1.0, event_dim=1),
+        lambda: PredictiveMixture(LIKELIHOODS["poisson"]().predictive(*torch.rand(2, S, N, 1))),
+        lambda: Recalibrated(normals(torch.randn(S, N), 1.0), 0.8),
+        lambda: Exponentiated(normals(torch.randn(S, N), 1.0)),
+    ],
+)
+def test_no_rows(make):
+    p = make()[[]]
+    shape = p.batch_shape + p.event_shape
+    y = torch.ones(shape)
+    for found in (p.mean, p.variance, p.cdf(y), p.crps(y), p.icdf(0.5 * y)):
+        assert found.shape == shape
+    assert p.log_prob(y).shape == (0,)
+    assert p.quantile(torch.tensor([0.1, 0.5])).shape == (2, *shape)
+    assert p.sample((3,)).shape == (3, *shape)
