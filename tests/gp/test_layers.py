@@ -11,6 +11,7 @@ from torch import nn
 from pyro_dgp import GPLayer, LatentLayer
 from pyro_dgp.gp.conditional import stable_cholesky
 from pyro_dgp.gp.inducing import InducingNormal
+from pyro_dgp.gp.kernels import kernel_named
 
 D, M, R, WIDTH = 3, 6, 2, 4
 
@@ -131,6 +132,14 @@ def test_float32():
     layer = GPLayer(kernel, torch.randn(M, D, dtype=torch.float32), R)
     loc, var = layer(torch.randn(2, 5, D, dtype=torch.float32))
     assert loc.dtype == var.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_kernel_gets_the_dtype_of_the_inducing_inputs(dtype):
+    """Kernels by name are in double precision, those of Pyro in torch's default."""
+    for kernel in (kernel_named("matern52", D), kernels.RBF(D)):
+        layer = GPLayer(kernel, torch.randn(M, D, dtype=dtype), R)
+        assert layer(torch.randn(5, D, dtype=dtype))[0].dtype == dtype
 
 
 def test_variance_is_never_zero():

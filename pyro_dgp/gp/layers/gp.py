@@ -41,7 +41,8 @@ class GPLayer(Layer, VariationalSparseGP):
     Source: Rudner et al. (2021), section 2.1 and appendix "Linear projections between layers".
 
     :param ~pyro.contrib.gp.kernels.Kernel kernel: Covariance function over D_in inputs; priors on
-        its hyperparameters (``PyroSample``) are taken into account.
+        its hyperparameters (``PyroSample``) are taken into account. It is converted to the dtype
+        and moved to the device of ``Xu``.
     :param torch.Tensor Xu: Initial inducing inputs, [M, D_in].
     :param int num_gps: Number of GPs R.
     :param torch.Tensor mixing: Fixed matrix P, [width, R]; None for width = R without mixing.
@@ -103,7 +104,7 @@ class GPLayer(Layer, VariationalSparseGP):
             )
         Xu = Xu.detach().clone()
         super().__init__(
-            Xu, None, kernel, Xu, None, latent_shape=torch.Size([num_gps]), whiten=True,
+            Xu, None, kernel.to(Xu), Xu, None, latent_shape=torch.Size([num_gps]), whiten=True,
             jitter=jitter,
         )  # fmt: skip
         self.input_dim, self.noise_dim = Xu.shape[1], num_gps
