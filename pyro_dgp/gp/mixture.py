@@ -99,7 +99,7 @@ class PredictiveMixture(Composite):
 
     @property
     def support(self) -> constraints.Constraint:
-        support = self.parts[0].support
+        support = self.parts[0].support or constraints.real
         # Without outputs, torch's independent constraint fails where there are no rows.
         return constraints.independent(support, self.event_dim) if self.event_dim else support
 

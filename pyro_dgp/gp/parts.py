@@ -115,7 +115,7 @@ class _Moved(constraints.Constraint):
 def is_possible(part: Distribution, value: Tensor) -> Tensor:
     """Whether components may have a value at all: it is finite and in their support; also where it
     is NaN, whose density is."""
-    support = constraints.real if part.support is None else part.support
+    support = part.support or constraints.real
     return value.isnan() | (support.check(value) & value.isfinite())
 
 
