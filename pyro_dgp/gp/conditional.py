@@ -97,13 +97,7 @@ def whitened_conditional(
 class WhitenedConditional:
     r"""The function :func:`whitened_conditional` of k(x, Z) and k(x, x), for many rows.
 
-    What does not depend on the rows is computed once, and products with triangular matrices skip
-    the zeros. There are no derivatives.
-
-    With :math:`L = [L_{ij}]` in blocks, :math:`a_i = L_{ii}^{-1} (k_i - \sum_{j < i} L_{ij} a_j)`.
-    Only the small blocks on the diagonal are inverted. Between close inducing inputs, errors of the
-    variances are at most of the order of the jitter that float32 needs (1e-5 of the prior's
-    variance), where those of a triangular solve are 1e-6.
+    Products with triangular matrices skip the zeros. There are no derivatives.
 
     :param torch.Tensor Luu: Cholesky factor L of the inducing inputs' kernel matrix, [M, M].
     :param torch.Tensor u_loc: Means of the whitened inducing values, [R, M].
@@ -111,16 +105,12 @@ class WhitenedConditional:
     """
 
     def __init__(self, Luu: Tensor, u_loc: Tensor, u_scale_tril: Tensor) -> None:
-        self._u_loc, M = u_loc, len(Luu)
-        # For each block: its columns, the part of L to its left, its inverse, and its columns of
-        # all S_r side by side, from the diagonal on.
-        self._blocks = []
+        self._Luu, self._u_loc, M = Luu, u_loc, len(Luu)
+        # A few columns of all S_r side by side, from the diagonal on.
+        self._columns = []
         for start in range(0, M, _BLOCK):
-            of = slice(start, min(start + _BLOCK, M))
-            own = Luu[of, of].double()
-            inverse = torch.linalg.solve_triangular(own, _eye_like(own), upper=False).to(Luu)
-            columns = u_scale_tril[:, start:, of].transpose(0, 1).reshape(M - start, -1)
-            self._blocks.append((of, Luu[of, :start].mT, inverse.mT, columns))
+            columns = u_scale_tril[:, start:, start : start + _BLOCK]
+            self._columns.append((start, columns.transpose(0, 1).reshape(M - start, -1)))
 
     @torch.no_grad()
     def __call__(self, Kfu: Tensor, Kff_diag: Tensor) -> tuple[Tensor, Tensor]:
@@ -135,12 +125,10 @@ class WhitenedConditional:
 
     def _of(self, Kfu: Tensor) -> tuple[Tensor, Tensor]:
         """Means, and |S_r^T a|^2 - |a|^2, of a few rows."""
-        A = torch.empty_like(Kfu)
-        for of, left, inverse, _ in self._blocks:
-            A[:, of] = torch.addmm(Kfu[:, of], A[:, : of.start], left, alpha=-1) @ inverse
+        A = whitened_rows(self._Luu, Kfu)
         form = -A.square().sum(-1, keepdim=True)
-        for of, _, _, columns in self._blocks:
-            product = A[:, of.start :] @ columns
+        for start, columns in self._columns:
+            product = A[:, start:] @ columns
             form = form + product.square_().reshape(len(A), len(self._u_loc), -1).sum(-1)
         return A @ self._u_loc.mT, form
 

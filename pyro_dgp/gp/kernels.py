@@ -31,12 +31,20 @@ from typing import Any
 
 import pyro.contrib.gp.kernels
 import torch
-from pyro.contrib.gp.kernels import Isotropy
+from pyro.contrib.gp.kernels import Isotropy, Kernel, Product, Sum
 from torch import Tensor
 
 from pyro_dgp.gp.constraints import constrained, softplus_above
 
-__all__ = ["KERNELS", "RBF", "Matern12", "Matern32", "Matern52", "kernel_named"]
+__all__ = [
+    "KERNELS",
+    "RBF",
+    "Matern12",
+    "Matern32",
+    "Matern52",
+    "kernel_named",
+    "square_matrix",
+]
 
 _LN2 = math.log(2)
 
@@ -173,6 +181,21 @@ def kernel_named(name: str, input_dim: int, train_variance: bool = True) -> Isot
     else:
         kernel.register_buffer("variance", torch.ones(()))
     return kernel
+
+
+def square_matrix(kernel: Kernel, Z: Tensor) -> Tensor:
+    """Covariances k(Z, Z), [M, M], in float64 if the kernel computes in the dtype of its inputs.
+
+    In float32, rounding errors of close points, divided by the smallest eigenvalues, exceed the
+    variances that a GP with little noise has, and the matrix needs more jitter.
+
+    :param Kernel kernel: One of ``KERNELS``, or a sum or product of such; any other computes in
+        the dtype of Z.
+    :param torch.Tensor Z: Inputs, [M, D].
+    """
+    parts = [part for part in kernel.modules() if isinstance(part, Kernel)]
+    any_dtype = all(isinstance(part, (_Stationary, Sum, Product)) for part in parts)
+    return kernel(Z.double() if any_dtype else Z)
 
 
 def _columns(

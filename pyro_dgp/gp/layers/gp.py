@@ -20,6 +20,7 @@ from pyro_dgp.gp.conditional import (
 )
 from pyro_dgp.gp.constraints import constrained, lower_triangular
 from pyro_dgp.gp.inducing import InducingNormal
+from pyro_dgp.gp.kernels import square_matrix
 from pyro_dgp.gp.layers.base import Layer, in_mode
 from pyro_dgp.gp.pathwise import features, function_values, unit_frequencies
 
@@ -204,8 +205,8 @@ class GPLayer(Layer, VariationalSparseGP):
         return new
 
     def _cholesky(self) -> Tensor:
-        name = self._pyro_name or type(self).__name__
-        return stable_cholesky(self.kernel(self.Xu), self.jitter, name)
+        name, Xu = self._pyro_name or type(self).__name__, self.Xu
+        return stable_cholesky(square_matrix(self.kernel, Xu), self.jitter, name).to(Xu.dtype)
 
     def _at(
         self, h: Tensor, given: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -264,8 +265,7 @@ class GPLayer(Layer, VariationalSparseGP):
         """
         with in_mode(self, "guide"):
             kernel, Xu, u_loc, u_scale_tril = self.kernel, self.Xu, self.u_loc, self.u_scale_tril
-            name = self._pyro_name or type(self).__name__
-            Luu = stable_cholesky(kernel(Xu), self.jitter, name)
+            Luu = self._cholesky()
             Kfu = kernel(h.reshape(-1, h.shape[-1]), Xu)
             A = whitened_rows(Luu, Kfu).reshape(*h.shape[:-1], len(Xu))
             at_h, at_Xu = (features(kernel, frequencies, x) for x in (h, Xu))
