@@ -1,5 +1,7 @@
 """What the estimators for scikit-learn do not take."""
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -175,10 +177,18 @@ def test_data(call, error, words):
 # Fitted models
 
 
+DATES = np.arange(60).astype("datetime64[D]")
+
+
 @pytest.fixture(scope="module")
-def fitted():
+def model():
     X, y = data()
     return regressor().fit(X, y), X, y
+
+
+@pytest.fixture
+def fitted(model):  # a copy, as a fit that fails leaves nothing fitted
+    return copy.copy(model[0]), *model[1:]
 
 
 @refusals(
@@ -198,6 +208,33 @@ def fitted():
         "more outputs than were learned": (
             lambda model, X, y: model.crps(X, np.stack([y, y], 1)),
             ValueError, r"y has shape \(\d+, 2\), but the model has targets of shape \[N\]",
+        ),
+        "targets that are dates": (
+            lambda model, X, y: model.fit(X, DATES), ValueError, "y holds dates: make numbers",
+        ),
+        "targets that are durations": (
+            lambda model, X, y: model.crps(X, DATES - DATES[0]),
+            ValueError, "y holds durations: divide them by a unit",
+        ),
+        "inputs that are dates": (
+            lambda model, X, y: model.fit(DATES[:, None], y),
+            ValueError, "X holds dates: make numbers of them",
+        ),
+        "masked inputs": (
+            lambda model, X, y: model.predict(np.ma.masked_where(X > 1, X)),
+            ValueError, "X has masked entries, which are no values: leave their rows out",
+        ),
+        "masked targets": (
+            lambda model, X, y: model.fit(X, np.ma.masked_where(y > 1, y)),
+            ValueError, "y has masked entries",
+        ),
+        "masked weights": (
+            lambda model, X, y: model.fit(X, y, np.ma.masked_where(y > 1, y**2)),
+            ValueError, "sample_weight has masked entries",
+        ),
+        "no target among objects": (
+            lambda model, X, y: model.crps(X, np.where(y > 1, None, y)),
+            ValueError, "Input y contains NaN",
         ),
     }
 )  # fmt: skip

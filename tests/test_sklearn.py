@@ -203,6 +203,9 @@ def test_data_frames(fitted):
     assert quantiles.columns.tolist() == ["0.05", "0.5"]
     with pytest.raises(ValueError, match="feature names should match"):
         model.predict(frame[["b", "a"]])
+    dates = pandas.date_range("2024-01-01", periods=60, tz="UTC")
+    with pytest.raises(ValueError, match="X holds dates: make numbers"):
+        model.predict(frame.assign(b=dates))
 
 
 def test_the_best_parameters_by_held_out_rows_are_kept():

@@ -15,7 +15,12 @@ from numpy.typing import ArrayLike
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    assert_all_finite,
+    check_is_fitted,
+    validate_data,
+)
 from torch import Tensor
 
 from pyro_dgp import __version__
@@ -23,6 +28,7 @@ from pyro_dgp._files import read_tensors, write_tensors
 from pyro_dgp.gp import LatentDGP, PredictiveMixture
 from pyro_dgp.gp.likelihoods import LIKELIHOODS, Likelihood, described, rebuilt
 from pyro_dgp.infer import TrainingHistory
+from pyro_dgp.sklearn.arrays import check_kind, check_unmasked
 from pyro_dgp.sklearn.classes import ClassPool
 from pyro_dgp.sklearn.members import Fold, Member, Recipe
 from pyro_dgp.sklearn.parameters import Parameters
@@ -344,6 +350,7 @@ class LatentDGPEstimator(Parameters):
 
     def _check_inputs(self, X: ArrayLike) -> np.ndarray:
         check_is_fitted(self)
+        check_kind("X", X)
         X = validate_data(self, X, dtype=np.float64, reset=False)  # pyright: ignore[reportArgumentType]
         return np.asarray(X)
 
@@ -353,8 +360,15 @@ class LatentDGPEstimator(Parameters):
         """Inputs and targets; ``options`` are those of scikit-learn's ``validate_data``."""
         if options.get("reset", True):  # no old members between the new scales of a fit that fails
             vars(self).pop("members_", None)
+        of_numbers = options.get("y_numeric", False)
+        check_kind("X", X)
+        (check_kind if of_numbers else check_unmasked)("y", y)
         X, y = validate_data(self, X, y, dtype=np.float64, **options)  # pyright: ignore[reportArgumentType]
-        return np.asarray(X), np.asarray(y)
+        X, y = np.asarray(X), np.asarray(y)
+        if of_numbers:
+            y = y.astype(np.float64, copy=False)
+            assert_all_finite(y, input_name="y")  # objects, such as None, are only now NaN
+        return X, y
 
 
 def counting(
@@ -363,6 +377,7 @@ def counting(
     """The rows with a positive weight, and their weights; None for equal ones."""
     if sample_weight is None:
         return X, y, None
+    check_unmasked("sample_weight", sample_weight)
     weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
     some = weights > 0
     if some.sum() < 2:

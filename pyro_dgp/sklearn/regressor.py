@@ -163,7 +163,6 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
         inputs, targets = self._check_pair(
             X, y, multi_output=True, y_numeric=True, ensure_min_samples=2
         )
-        targets = targets.astype(np.float64, copy=False)
         self._one_column = targets.ndim == 2 and targets.shape[1] == 1  # it comes back as one, too
         if self._one_column:
             targets = targets[:, 0]
@@ -401,7 +400,7 @@ class LatentDGPRegressor(MultiOutputMixin, RegressorMixin, LatentDGPEstimator):
     ) -> np.ndarray:
         check_is_fitted(self)
         inputs, targets = self._check_pair(X, y, multi_output=True, y_numeric=True, reset=False)
-        target = torch.as_tensor(np.array(targets, dtype=np.float64))  # a copy: it may be read-only
+        target = torch.as_tensor(np.array(targets))  # a copy: it may be read-only
         outputs = () if self._y_ndim == 1 else (self._num_outputs,)
         if not outputs and target.shape[1:] == (1,):
             target = target[:, 0]
