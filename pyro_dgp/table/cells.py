@@ -7,6 +7,7 @@ from decimal import Decimal
 
 import numpy as np
 
+from pyro_dgp.table.dates import DATE, date_of
 from pyro_dgp.table.frames import named_columns, numeric, without_zone
 from pyro_dgp.table.labels import as_text, as_texts
 from pyro_dgp.table.packages import pd
@@ -39,13 +40,6 @@ _BODY = {
     )
     for mark, other in (".,", ",.")
 }
-_TIME = (
-    r"(?:[T ]+(?P<H>\d{1,2}):(?P<M>\d{2})(?::(?P<S>\d{2})(?:[.,]\d+)?)?\s*(?:Z|[+-]\d\d:?\d\d)?)?"
-)
-_DATE = re.compile(
-    rf"(?:(?P<y>\d{{4}})(?P<s>[-/.])(?P<m>\d{{1,2}})(?P=s)(?P<d>\d{{1,2}})"
-    rf"|(?P<a>\d{{1,2}})(?P<t>[-/.])(?P<b>\d{{1,2}})(?P=t)(?P<z>\d{{4}})){_TIME}"
-)
 
 
 @dataclass
@@ -373,7 +367,7 @@ def _dates(
     :param str usual: Order in the training rows, or None.
     :param bool must: Whether the column must contain dates.
     """
-    matches = {v: m for v in text.values if (m := _DATE.fullmatch(v))}
+    matches = {v: m for v in text.values if (m := DATE.fullmatch(v))}
     if not must and len(matches) < max(_MOSTLY * len(text.values), 1):
         return None, order
     numbers = [m for m in matches.values() if m["a"]]
@@ -398,13 +392,8 @@ def _dates(
     found = {}
     for value, m in matches.items():
         first = "dmy" if m["t"] == "." and order is None else own or order or "dmy"
-        day, month = (m["a"], m["b"]) if first == "dmy" else (m["b"], m["a"])
-        year, month, day = (m["y"], m["m"], m["d"]) if m["y"] else (m["z"], month, day)
         try:
-            found[value] = pd.Timestamp(
-                int(year), int(month), int(day), int(m["H"] or 0), int(m["M"] or 0),
-                int(m["S"] or 0),
-            )  # fmt: skip
+            found[value] = date_of(m, first == "dmy")
         except ValueError:  # no such day
             continue
     if len(found) < len(text.values):

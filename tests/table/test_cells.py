@@ -120,6 +120,13 @@ def test_a_mistake_does_not_make_a_column_of_texts():
         (["4.3.2021"], "2021-03-04"),
         (["04/03/2021", "31/12/2020"], "2021-03-04"),
         (["03/04/2021", "12/31/2020"], "2021-03-04"),
+        (["4 Mar 2021", "31 December 2020"], "2021-03-04"),
+        (["4-MAR-21", "31-DEC-20"], "2021-03-04"),
+        (["04mar2021", "31dec2020"], "2021-03-04"),
+        (["4. March 2021 05:06", "1. Sept 2021 05:06"], "2021-03-04 05:06"),
+        (["Mar 4, 2021", "March 5th, 2021"], "2021-03-04"),
+        (["2021-03-04 12:06 am", "2021-03-04 12:06 am"], "2021-03-04 00:06"),
+        (["3/4/2021 5:06:07 PM", "12/31/2021 12:00:00 PM"], "2021-03-04 17:06:07"),
     ],
 )
 def test_dates(texts, first):
@@ -127,6 +134,17 @@ def test_dates(texts, first):
     assert found.dtype == "datetime64[us]"
     assert found[0] == pd.Timestamp(first)
     assert found.isna().tolist() == [not t for t in texts]
+
+
+def test_years_of_two_digits_are_of_this_century_or_the_last():
+    found, _ = read(["31-Dec-68", "1-Jan-69"])
+    assert found.dt.year.tolist() == [2068, 1969]
+
+
+@pytest.mark.parametrize("text", ["4 Mat 2021", "12MAY19", "Mar-21", "04/03/21", "31 Feb 2021"])
+def test_what_is_no_date_stays_a_text(text):
+    """Of 04/03/21, no part need be the year."""
+    assert read([text, f"{text} "])[0].dtype == object
 
 
 def test_days_or_months_first():
