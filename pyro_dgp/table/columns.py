@@ -192,10 +192,7 @@ class Columns:
 
         :raises ValueError: If a column is missing or of another kind, or a number is infinite.
         """
-        absent = [name for name in self.used if name not in frame.columns]
-        if absent:
-            raise ValueError(f"The table has no column '{absent[0]}', which the model looks at.")
-        frame = _plain(columns_of(frame, self.used))
+        frame = self._input_columns(frame)
         parts: dict[str, pd.Series] = {}
 
         def add(name: str, values: pd.Series) -> None:
@@ -266,8 +263,18 @@ class Columns:
         return values[:, 0] if len(self.targets) == 1 else values
 
     def remarks(self, frame: pd.DataFrame) -> list[str]:
-        """How rows differ from the training rows, as sentences."""
-        return list(self._remarks(_plain(columns_of(frame, self.used))))
+        """How rows differ from the training rows, as sentences.
+
+        :param pandas.DataFrame frame: Rows with the input columns.
+        :raises ValueError: If a column is missing.
+        """
+        return list(self._remarks(self._input_columns(frame)))
+
+    def _input_columns(self, frame: pd.DataFrame) -> pd.DataFrame:
+        absent = [name for name in self.used if name not in frame.columns]
+        if absent:
+            raise ValueError(f"The table has no column '{absent[0]}', which the model looks at.")
+        return _plain(columns_of(frame, self.used))
 
     def _remarks(self, frame: pd.DataFrame) -> Iterator[str]:
         for name, seen in self.numbers.items():
@@ -293,7 +300,7 @@ class Columns:
 
     def typical(self, frame: pd.DataFrame) -> pd.DataFrame:
         """One row of medians and most frequent texts."""
-        frame = _plain(columns_of(frame, self.used))
+        frame = self._input_columns(frame)
         return pd.DataFrame({n: [self._typical(n, column)] for n, column in named_columns(frame)})
 
     def _typical(self, name: str, column: pd.Series) -> Any:

@@ -193,6 +193,21 @@ def test_errors_are_one_line(fitted, capsys, monkeypatch, arguments, match):
     Path("houses.json").unlink()
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "evaluate houses.pt few.csv", "report houses.pt few.csv --output few.html",
+        "fit houses.csv --target price --output few.pt --test few.csv",
+    ],
+)  # fmt: skip
+def test_rows_to_score_need_the_inputs(fitted, capsys, monkeypatch, tmp_path, command):
+    table().to_csv(tmp_path / "houses.csv", index=False)
+    table().drop(columns="city").to_csv(tmp_path / "few.csv", index=False)
+    monkeypatch.chdir(tmp_path)
+    assert main(command.replace("houses.pt", str(fitted / "houses.pt")).split()) == 2
+    assert "The table has no column 'city', which the model looks at" in capsys.readouterr().err
+
+
 def test_a_file_that_cannot_be_written_is_named_as_it_was_asked_for(fitted, capsys, monkeypatch):
     def refuse(**_):
         raise FileNotFoundError(2, "No such file or directory", ".p.csv.temporary")
