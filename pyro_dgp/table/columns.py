@@ -41,7 +41,7 @@ def names_of_rows(frame: pd.DataFrame) -> dict[str, str]:
         if len(present) < _ROWS_TO_JUDGE:
             continue
         if pd.api.types.is_float_dtype(column):
-            if len(present) == len(column) and (np.diff(column) == 1).all():
+            if len(present) == len(column) and (column.diff().iloc[1:] == 1).all():
                 found[name] = "it counts the rows"
         elif column.dtype == object:
             counts = present.value_counts()

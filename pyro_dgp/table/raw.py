@@ -91,7 +91,10 @@ def leave_out_nameless(table: Table) -> None:
         column = column[column.notna() & (column != "")]
         numbers = numeric(column, errors="coerce")
         if len(column) and (i or not (numbers.is_unique and (numbers % 1 == 0).all())):
-            raise ValueError(f"{table.name}: column {i + 1} has no name: give it one.")
+            raise ValueError(
+                f"{table.name}: column {i + 1} has no name: give it one, or leave out lines above "
+                "the names by --skip-rows."
+            )
         if len(column):
             table.notes.append("The first column, of row numbers without a name, is left out.")
         frame = frame.iloc[:, [j for j in range(frame.shape[1]) if j != i]]

@@ -81,7 +81,9 @@ def _of_file(
 def _unzipped(path: Path, content: bytes) -> bytes:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            # Beside each file, macOS puts one of its attributes in a folder of its own.
             names = [n for n in archive.namelist() if not n.endswith("/")]
+            names = [n for n in names if not n.startswith("__MACOSX/")]
             if len(names) == 1:
                 return archive.read(names[0])
     except (zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError) as error:

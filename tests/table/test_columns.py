@@ -149,6 +149,7 @@ def test_names_of_rows():
     frame["address"] = [f"street {i}" if i < 25 else "market" for i in range(n - 1)] + ["x"]
     assert names_of_rows(frame).keys() == {"count", "name", "address"}
     assert names_of_rows(frame.iloc[:10]) == {}
+    assert names_of_rows(frame.assign(count=np.inf)).keys() == {"name", "address"}
 
 
 def test_types_of_databases_are_numbers_and_dates():

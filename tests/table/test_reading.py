@@ -100,7 +100,7 @@ def test_two_columns_of_row_numbers_need_names(tmp_path, kind):
     frame.index = pd.MultiIndex.from_arrays([[0, 0, 1], [0, 1, 0]])
     path = tmp_path / {"csv": "t.csv", "excel": "t.xlsx"}[kind]
     getattr(frame, f"to_{kind}")(path)
-    with pytest.raises(ValueError, match="column 2 has no name: give it one"):
+    with pytest.raises(ValueError, match="column 2 has no name: give it one, or leave out lines"):
         read_table(path)
 
 
@@ -167,6 +167,9 @@ def test_compressed_files_and_standard_input(tmp_path, monkeypatch):
         assert_read(tmp_path / f"t.csv{ending}")
     with zipfile.ZipFile(tmp_path / "t.zip", "w") as archive:
         archive.writestr("t.csv", text())
+    assert_read(tmp_path / "t.zip")
+    with zipfile.ZipFile(tmp_path / "t.zip", "a") as archive:
+        archive.writestr("__MACOSX/._t.csv", "attributes")
     assert_read(tmp_path / "t.zip")
     with zipfile.ZipFile(tmp_path / "t.zip", "a") as archive:
         archive.writestr("u.csv", text())
