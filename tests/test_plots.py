@@ -130,6 +130,43 @@ def test_calibration(ax):
     assert [bar.get_height() for bar in ax.patches[-2:]] == [1.5, 0.5]
 
 
+@pytest.mark.parametrize("value", [np.nan, -0.2, 7.0])
+def test_what_is_no_probability_is_not_drawn(value):
+    """A histogram would leave it out, and a curve would take it for the largest."""
+    figures = plt.get_fignums()
+    for draw in (plots.pit_histogram, plots.calibration_curve):
+        with pytest.raises(ValueError, match="pit must be numbers from 0 to 1"):
+            draw([0.1, value])
+        with pytest.raises(ValueError, match=r"pit must be .* at least one"):
+            draw([])
+    with pytest.raises(ValueError, match="probability must be numbers from 0 to 1"):
+        plots.reliability_curve([0.1, value], [0, 1])
+    assert plt.get_fignums() == figures
+
+
+def test_pictures_of_rows_of_another_number(model, ax):
+    model, X = model
+    with pytest.raises(ValueError, match="same size, but they have 2 and 3"):
+        plots.reliability_curve([0.1, 0.2], [0, 1, 1], ax=ax)
+    with pytest.raises(ValueError, match="y must have a value for each of the 2 rows of X"):
+        plots.marginal_densities(model, X[:2], X[:, 0], ax=ax)
+    with pytest.raises(ValueError, match="labels must have a value for each of the 2 rows"):
+        plots.marginal_densities(model, X[:2], labels=["a"], ax=ax)
+
+
+def test_densities_of_several_targets_are_refused(ax):
+    class Model:
+        def predictive(self, X, z=None):
+            loc = torch.zeros((1, len(X), 2), dtype=torch.float64)
+            return PredictiveMixture(torch.distributions.Normal(loc, loc + 1), 1)
+
+    rows = np.eye(3)
+    calls = [plots.density_along_input, plots.fan_chart, plots.latent_traversal]
+    for draw in (*calls, lambda model, X, _, ax: plots.marginal_densities(model, X, ax=ax)):
+        with pytest.raises(ValueError, match=r"model has 2 targets, but pictures .* are of one"):
+            draw(Model(), rows, 0, ax=ax)
+
+
 def test_training_curve(ax):
     history = TrainingHistory(losses=[4.0, 2.0, 3.0, 1.0, 8.0])
     assert plots.training_curve(history, ([2, 4], [0.5, 0.4]), window=2, ax=ax) is ax

@@ -15,6 +15,14 @@ __all__ = ["calibration_curve", "pit_histogram", "reliability_curve"]
 _LEAST_IN_A_BIN = 10
 
 
+def _shares(name: str, values: ArrayLike) -> np.ndarray:
+    """Numbers from 0 to 1, but for rounding errors, which are cut off."""
+    shares = np.ravel(values).astype(float)
+    if not len(shares) or not (np.abs(shares - 0.5) < 0.5 + 1e-6).all():
+        raise ValueError(f"{name} must be numbers from 0 to 1, none of them NaN, and at least one.")
+    return shares.clip(0, 1)
+
+
 def pit_histogram(pit: ArrayLike, num_bins: int = 10, ax: "Axes | None" = None) -> "Axes":
     """Histogram of P(target <= y), flat if predictions are calibrated.
 
@@ -24,11 +32,12 @@ def pit_histogram(pit: ArrayLike, num_bins: int = 10, ax: "Axes | None" = None) 
     :param int num_bins: Number of bars.
     :param ax: Matplotlib axes, or None.
     :returns: The axes.
+    :raises ValueError: If there are no values, or one is not in [0, 1].
     """
     from scipy.stats import binom
 
+    pit = _shares("pit", pit)
     ax = axes_of(ax)
-    pit = np.ravel(pit)
     low, high = binom.interval(0.95, len(pit), 1 / num_bins)
     scale = num_bins / len(pit)
     ax.axhspan(low * scale, high * scale, color="0.9", lw=0)
@@ -48,9 +57,10 @@ def calibration_curve(pit: ArrayLike, ax: "Axes | None" = None) -> "Axes":
     :param pit: Values in (0, 1), [N]: ``model.cdf(X, y)``.
     :param ax: Matplotlib axes, or None.
     :returns: The axes.
+    :raises ValueError: If there are no values, or one is not in [0, 1].
     """
+    pit = np.sort(_shares("pit", pit))
     ax = axes_of(ax)
-    pit = np.sort(np.ravel(pit))
     ends = np.array([0.0, 1.0])
     width = np.sqrt(np.log(2 / 0.05) / (2 * len(pit)))
     ax.fill_between(ends, ends - width, ends + width, color="0.9", lw=0)
@@ -75,11 +85,18 @@ def reliability_curve(
     :param int num_bins: Number of bins; fewer if there are less than ten predictions per bin.
     :param ax: Matplotlib axes, or None.
     :returns: The axes.
+    :raises ValueError: If there are no predictions, one is not in [0, 1], or their number is
+        another than that of events.
     """
     from scipy.stats import binom
 
+    probability, happened = _shares("probability", probability), _shares("happened", happened)
+    if len(probability) != len(happened):
+        raise ValueError(
+            f"probability and happened must have the same size, but they have {len(probability)} "
+            f"and {len(happened)} values."
+        )
     ax = axes_of(ax)
-    probability, happened = np.ravel(probability), np.ravel(happened).astype(float)
     order = np.argsort(probability, kind="stable")
     bins = np.array_split(order, min(num_bins, max(1, len(order) // _LEAST_IN_A_BIN)))
     mean, share = (np.array([v[b].mean() for b in bins]) for v in (probability, happened))

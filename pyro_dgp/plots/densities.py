@@ -12,6 +12,8 @@ from pyro_dgp.plots._axes import DensityModel, along, axes_of, like, name_of, py
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from pyro_dgp.sklearn.regressor import Predictive
+
 __all__ = ["density_along_input", "fan_chart", "latent_traversal", "marginal_densities"]
 
 
@@ -68,7 +70,7 @@ def fan_chart(
     levels = sorted(levels, reverse=True)
     lower, upper = ([0.5 + sign * p / 2 for p in levels] for sign in (-1, 1))
     probabilities = torch.tensor([*lower, *upper, 0.5], dtype=torch.float64)
-    quantiles = model.predictive(like(model, rows)).quantile(probabilities).T.numpy()
+    quantiles = _predictive(model, rows).quantile(probabilities).T.numpy()
     shades = pyplot().get_cmap("Blues")(np.linspace(0.2, 0.5, len(levels)))
     for i, (p, shade) in enumerate(zip(levels, shades, strict=True)):
         ends = quantiles[:, i], quantiles[:, len(levels) + i]
@@ -96,9 +98,17 @@ def marginal_densities(
     :param labels: Labels of the rows, in Matplotlib's notation; None for their numbers.
     :param ax: Matplotlib axes, or None.
     :returns: The axes.
+    :raises ValueError: If the number of targets or labels is not that of the rows.
     """
+    X = np.asarray(X, dtype=float)
+    for name, values in (("y", y), ("labels", labels)):
+        if values is not None and len(np.asarray(values)) != len(X):
+            raise ValueError(
+                f"{name} must have a value for each of the {len(X)} rows of X, but it has "
+                f"{len(np.asarray(values))}."
+            )
     ax = axes_of(ax)
-    grid, density = _densities(model, np.asarray(X, dtype=float), 0.001, num_points)
+    grid, density = _densities(model, X, 0.001, num_points)
     for i, column in enumerate(density.T):
         label = f"row {i}" if labels is None else labels[i]
         ax.plot(grid, column, color=f"C{i % 10}", label=label)
@@ -134,12 +144,24 @@ def latent_traversal(
     grid, rows = along(X, feature, row, num_points)
     shades = pyplot().get_cmap("coolwarm")(np.linspace(0, 1, len(values)))
     for z, shade in zip(values, shades, strict=True):
-        ax.plot(
-            grid, model.predictive(like(model, rows), z=z).mean, color=shade, label=f"z = {z:g}"
-        )
+        ax.plot(grid, _predictive(model, rows, z=z).mean, color=shade, label=f"z = {z:g}")
     ax.set(xlabel=name_of(model, feature), ylabel="mean of y given z", title="Latent input")
     ax.legend(frameon=False)
     return ax
+
+
+def _predictive(model: DensityModel, rows: np.ndarray, **given: float) -> "Predictive":
+    """The predictive distribution of one target.
+
+    :raises ValueError: If there are several targets.
+    """
+    predictive = model.predictive(like(model, rows), **given)
+    if predictive.event_shape:
+        raise ValueError(
+            f"model has {predictive.event_shape[0]} targets, but pictures of densities are of one: "
+            "fit a model to it."
+        )
+    return predictive
 
 
 def _densities(
@@ -149,7 +171,7 @@ def _densities(
 
     On a lattice these are its points, and probabilities per unit of the target.
     """
-    predictive = model.predictive(like(model, rows))
+    predictive = _predictive(model, rows)
     ends = predictive.quantile(torch.tensor([tail, 1 - tail]))
     low, high = ends[0].min().item(), ends[1].max().item()
     lattice = getattr(predictive, "lattice", None)

@@ -21,8 +21,7 @@ def check_kind(name: str, values: Any) -> None:
         takes the number of units, which differ (nanoseconds, microseconds, days).
     """
     check_unmasked(name, values)
-    dtypes = getattr(values, "dtypes", getattr(values, "dtype", None))  # of a frame, or an array
-    for dtype in dtypes if hasattr(dtypes, "__iter__") else (dtypes,):
+    for dtype in values.dtypes if hasattr(values, "columns") else [getattr(values, "dtype", None)]:
         kind = _REMEDIES.get(getattr(dtype, "kind", ""))
         if kind is not None:
             raise ValueError(f"{name} holds {kind}.")

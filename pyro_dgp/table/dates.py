@@ -1,8 +1,7 @@
 """Dates as they are written in cells of texts."""
 
 import re
-
-from pyro_dgp.table.packages import pd
+from datetime import datetime
 
 __all__ = ["DATE", "date_of"]
 
@@ -27,7 +26,7 @@ DATE = re.compile(
 )
 
 
-def date_of(match: re.Match, days_first: bool) -> pd.Timestamp:
+def date_of(match: re.Match, days_first: bool) -> datetime:
     """The date of a match of :data:`DATE`.
 
     :param bool days_first: Whether group ``a`` is the day, not ``b``.
@@ -45,6 +44,4 @@ def date_of(match: re.Match, days_first: bool) -> pd.Timestamp:
         if not 1 <= hour <= 12:
             raise ValueError(f"There is no hour {hour} of half a day.")
         hour = hour % 12 + 12 * (match["half"].lower() == "p")
-    return pd.Timestamp(
-        int(year), month, int(day), hour, int(match["M"] or 0), int(match["S"] or 0)
-    )
+    return datetime(int(year), month, int(day), hour, int(match["M"] or 0), int(match["S"] or 0))
