@@ -83,8 +83,10 @@ def name(request):
 
 
 @pytest.mark.parametrize("num_outputs", [None, 2])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_training_lowers_the_loss_and_predicts(name, num_outputs, dtype):
+def test_training_lowers_the_loss_and_predicts(name, num_outputs):
+    # Both dtypes of every likelihood, and with each number of outputs those of half of them.
+    other = list(FAMILY).index(name) % 2 == 0
+    dtype = torch.float32 if (num_outputs is None) == other else torch.float64
     X, y = data(name, num_outputs=num_outputs, dtype=dtype)
     given = covariates(name, y)
     dgp = small(name, X, y)
@@ -112,10 +114,14 @@ def test_one_sample_is_doubly_stochastic_vi(name, rows):
     dgp = small(name, X, y)
     args = dgp.model, dgp.guide, X[:rows], y[:rows]
     pyros = TraceMeanField_ELBO(num_particles=40, vectorize_particles=True, max_plate_nesting=1)
-    ours = [e(K=1, num_particles=40) for e in (PartiallyCollapsedIWELBO, DRegIWELBO)]
-    found = [torch.tensor([e.loss(*args, **given) for _ in range(12)]) for e in (pyros, *ours)]
-    assert agree(found[0], found[1])
-    assert agree(found[0], found[2])
+    ours, other = (e(K=1, num_particles=40) for e in (PartiallyCollapsedIWELBO, DRegIWELBO))
+    found = [torch.tensor([e.loss(*args, **given) for _ in range(12)]) for e in (pyros, ours)]
+    assert agree(*found)
+    other.loss(*args, **given)  # learns the structure, which draws
+    pyro.set_rng_seed(1)
+    expected = ours.loss(*args, **given)
+    pyro.set_rng_seed(1)
+    assert other.loss(*args, **given) == pytest.approx(expected)  # they differ in gradients alone
 
 
 def gradients(dgp, loss, X, y, given, num_draws):
@@ -250,11 +256,12 @@ def test_a_fitted_prior_of_z_is_more_likely(name, num_outputs, monkeypatch):
 @pytest.mark.parametrize("num_outputs", [None, 2])
 def test_the_mean_over_draws_of_functions_is_the_integral(name, num_outputs):
     X, y = data(name, num_outputs=num_outputs)
-    given = covariates(name, y)
     dgp = small(name, X, y)
+    y = y[:8]
+    given = covariates(name, y)
     likelihood, J = dgp.likelihood, dgp.likelihood.num_functions
     with torch.no_grad():
-        shape = (3, N, J * (num_outputs or 1))
+        shape = (3, len(y), J * (num_outputs or 1))
         loc, var = torch.randn(shape), 0.5 * torch.rand(shape)
         log_p = likelihood.predictive(loc, var, **given).log_prob(y)
         integral = likelihood.integral(loc, var, **given)
