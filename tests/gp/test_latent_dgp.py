@@ -68,8 +68,9 @@ def test_wide_inputs_have_five_gps_and_the_published_variant_is_selectable():
 
 @pytest.mark.parametrize("num_layers", [1, 2, 3, 4])
 @pytest.mark.parametrize("latent_dim", [0, 1, 2])
-@pytest.mark.parametrize("num_outputs", [None, 1, 2])
-def test_every_depth_trains_and_predicts(num_layers, latent_dim, num_outputs):
+def test_every_depth_trains_and_predicts(num_layers, latent_dim):
+    # Each with every depth and every latent_dim: the first layers do not know the last one's width.
+    num_outputs = (None, 1, 2)[(num_layers + latent_dim) % 3]
     X, y = data(num_outputs=num_outputs)
     dgp = small(X, y, num_layers=num_layers, latent_dim=latent_dim)
     svi = SVI(dgp.model, dgp.guide, pyro.optim.Adam({"lr": 0.01}), loss=DRegIWELBO(K=3))
