@@ -40,16 +40,11 @@ def device(request):
 
 @pytest.fixture
 def few_trees(monkeypatch):
-    """Twenty trees, ten rounds of boosting, two folds, 20 samples to stop and to choose a pool by
-    and 64 draws to fit a prior to, where it matters little what is learned."""
-    features = pytest.importorskip("pyro_dgp.sklearn.features")
-    monkeypatch.setattr("pyro_dgp.sklearn.members._SCORE_SAMPLES", 20)
-    monkeypatch.setattr("pyro_dgp.sklearn.schedule._NUM_SAMPLES", 20)
-    monkeypatch.setattr("pyro_dgp.sklearn.schedule._NUM_FOLDS", 2)
-    monkeypatch.setattr(features, "_NUM_FOLDS", 2)
-    monkeypatch.setattr(features, "NUM_TREES", 20)
-    monkeypatch.setattr("pyro_dgp.gp.latent_prior._NUM_DRAWS", 64)
-    monkeypatch.setitem(features._BOOSTING, "max_iter", 10)
+    """Fits are small, where it matters little what is learned."""
+    pytest.importorskip("sklearn")
+    from tests.estimators import use_few_trees
+
+    use_few_trees(monkeypatch)
 
 
 @pytest.fixture

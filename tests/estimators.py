@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pyro_dgp.sklearn import LatentDGPClassifier, LatentDGPRegressor
+from pyro_dgp.sklearn import LatentDGPClassifier, LatentDGPRegressor, features
 
 QUICK = {
     "num_layers": 1, "num_inducing": 8, "K": 2, "num_steps": 9, "lr": 0.3, "batch_size": 32,
@@ -13,6 +13,21 @@ QUICK = {
 WHOLE = QUICK | {"likelihood": "auto", "features": "trees", "pool": True}
 # Enough where nothing needs to be learned.
 SMALL = {"K": 1, "num_steps": 2, "num_inducing": 4, "num_samples": 10}
+
+
+def use_few_trees(patch):
+    """Ten trees, ten rounds of boosting, two folds, 20 samples to stop and to choose a pool by
+    and 64 draws to fit a prior to.
+
+    :param pytest.MonkeyPatch patch: Undoes it.
+    """
+    patch.setattr("pyro_dgp.sklearn.members._SCORE_SAMPLES", 20)
+    patch.setattr("pyro_dgp.sklearn.schedule._NUM_SAMPLES", 20)
+    patch.setattr("pyro_dgp.sklearn.schedule._NUM_FOLDS", 2)
+    patch.setattr(features, "_NUM_FOLDS", 2)
+    patch.setattr(features, "NUM_TREES", 10)
+    patch.setattr("pyro_dgp.gp.latent_prior._NUM_DRAWS", 64)
+    patch.setitem(features._BOOSTING, "max_iter", 10)
 
 
 def regressor(**options):

@@ -20,12 +20,21 @@ from pyro_dgp.table import densities
 from pyro_dgp.table.columns import Columns
 from pyro_dgp.table.held_out import as_plain, from_plain
 from pyro_dgp.table.pictures import spread_rows
+from tests.estimators import use_few_trees
 
 pytestmark = [
     pytest.mark.whole,
     pytest.mark.filterwarnings("ignore:.*interactive:UserWarning"),
-    pytest.mark.usefixtures("few_trees"),
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def little_is_learned():
+    """By the models that tests share, too, and by the quantile boosting beside them."""
+    with pytest.MonkeyPatch.context() as patch:
+        use_few_trees(patch)
+        patch.setattr(densities, "_PROBABILITIES", np.array([0.25, 0.75]))
+        yield
 
 
 def table(num_rows=60):
@@ -40,13 +49,10 @@ def table(num_rows=60):
 def fitted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("table")
     table().to_csv(folder / "houses.csv", index=False)
-    patch = pytest.MonkeyPatch()
-    patch.setattr(densities, "_PROBABILITIES", np.array([0.25, 0.75]))
     code = main(
         ["fit", str(folder / "houses.csv"), "--target", "price", "--layers", "1", "--steps", "4",
          "--quiet", "--output", str(folder / "houses.pt")]
     )  # fmt: skip
-    patch.undo()
     assert code == 0
     return folder
 
@@ -100,8 +106,7 @@ def test_plot(fitted, tmp_path):
     assert sorted(p.name for p in (tmp_path / "figures").iterdir()) == names
 
 
-def test_report(fitted, capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(densities, "_PROBABILITIES", np.array([0.25, 0.75]))
+def test_report(fitted, capsys, tmp_path):
     command = ["fit", str(fitted / "houses.csv"), "--target", "price", "--steps", "2"]
     command += ["--layers", "1", "--quiet", "--output", str(tmp_path / "m.pt")]
     assert main(command) == 0
@@ -329,7 +334,6 @@ def test_targets_that_are_missing(fitted, capsys, tmp_path):
 
 def test_a_spreadsheet_goes_all_the_way(capsys, monkeypatch, tmp_path):
     """Semicolons, decimal commas, dates, row numbers, a constant, missing cells, many texts."""
-    monkeypatch.setattr(densities, "_PROBABILITIES", np.array([0.25, 0.75]))
     frame = table(80)
     rng = np.random.default_rng(1)
     frame.insert(0, "nr", range(1, 81))
@@ -367,7 +371,7 @@ def test_a_spreadsheet_goes_all_the_way(capsys, monkeypatch, tmp_path):
         assert main(arguments) == 0
 
 
-def test_evaluate_and_a_test_table(fitted, capsys, monkeypatch, tmp_path):
+def test_evaluate_and_a_test_table(fitted, capsys, tmp_path):
     assert main(["evaluate", str(fitted / "houses.pt"), str(fitted / "houses.csv"), "--json"]) == 0
     described = json.loads(capsys.readouterr().out)
     assert described["rows"] == 60
@@ -380,7 +384,6 @@ def test_evaluate_and_a_test_table(fitted, capsys, monkeypatch, tmp_path):
     assert found["log_likelihood"] == pytest.approx(model.log_density(X, table()["price"]).mean())
     assert main(["evaluate", str(fitted / "houses.pt"), str(fitted / "houses.csv")]) == 0
     assert "price on 60 rows of houses.csv" in capsys.readouterr().out
-    monkeypatch.setattr(densities, "_PROBABILITIES", np.array([0.25, 0.75]))
     command = ["fit", str(fitted / "houses.csv"), "--target", "price", "--steps", "2", "--quiet"]
     command += ["--layers", "1", "--test", str(fitted / "houses.csv")]
     assert main([*command, "--output", str(tmp_path / "m.pt")]) == 0
@@ -463,16 +466,10 @@ def test_a_full_disk_leaves_the_old_model(fitted, capsys, monkeypatch, tmp_path)
 QUICK = ["--steps", "2", "--layers", "1", "--quiet"]
 
 
-@pytest.fixture
-def quick_boosting(monkeypatch):
-    monkeypatch.setattr(densities, "_PROBABILITIES", np.array([0.25, 0.75]))
-
-
 def images_of(path):
     return re.findall(r'src="data:image/png;base64,([^"]+)"', path.read_text())
 
 
-@pytest.mark.usefixtures("quick_boosting")
 def test_a_table_becomes_a_page_in_one_command(fitted, capsys, tmp_path):
     page, numbers, model = (tmp_path / f"m.{end}" for end in ("html", "json", "pt"))
     command = ["fit", str(fitted / "houses.csv"), "--target", "price", *QUICK, "--output"]
@@ -583,7 +580,6 @@ def test_a_class_of_one_row_trains(capsys, tmp_path):
     assert LatentDGPClassifier.load(tmp_path / "m.pt").classes_.tolist() == ["Bonn", "Oslo", "Rome"]
 
 
-@pytest.mark.usefixtures("quick_boosting")
 def test_several_targets_in_one_report(fitted, capsys, tmp_path):
     model, page = tmp_path / "m.pt", tmp_path / "m.html"
     fit = ["fit", str(fitted / "houses.csv"), "--target", "price", "size", *QUICK]
@@ -828,7 +824,6 @@ def test_a_report_that_fails_leaves_the_model(fitted, capsys, monkeypatch, tmp_p
     assert main(["predict", str(tmp_path / "m.pt"), str(fitted / "houses.csv")]) == 0
 
 
-@pytest.mark.usefixtures("quick_boosting")
 def test_pages_of_odd_tables(tmp_path):
     """Dates that are missing in all rows held out, no text that is frequent, long names."""
     frame = table(60)
