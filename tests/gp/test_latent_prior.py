@@ -153,16 +153,16 @@ def two_branches(num_rows, seed):
 @pytest.mark.statistical
 @pytest.mark.parametrize("latent_dim", [1, 2])
 def test_no_probability_is_left_between_two_branches(latent_dim):
-    X, y = two_branches(300, 0)
-    dgp = LatentDGP.from_data(X, y, num_inducing=30, latent_dim=latent_dim)
-    optim = pyro.optim.Adam({"lr": 0.03, "betas": (0.9, 0.99)})
-    svi = SVI(dgp.model, dgp.guide, optim, DRegIWELBO(K=10))
-    for _ in range(400):
+    X, y = two_branches(150, 0)
+    dgp = LatentDGP.from_data(X, y, num_inducing=15, latent_dim=latent_dim)
+    optim = pyro.optim.Adam({"lr": 0.05, "betas": (0.9, 0.99)})
+    svi = SVI(dgp.model, dgp.guide, optim, DRegIWELBO(K=5))
+    for _ in range(300):
         svi.step(X, y)
     X_new, y_new = two_branches(300, 1)
 
     def scores():
-        p = dgp.predict(X_new, 2000)
+        p = dgp.predict(X_new, 500)
         x = X_new[:, 0]
         between = p.cdf(0.7 * (1 + 0.3 * x)) - p.cdf(-0.7 * (1 + 0.3 * x))
         lower = p.cdf(torch.zeros(300)).mean()
