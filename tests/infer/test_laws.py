@@ -31,22 +31,36 @@ both = pytest.mark.parametrize("estimator", ESTIMATORS)
 everywhere = pytest.mark.parametrize("name", CASES)
 
 
+# Where what is tested knows no estimator: the one with derivatives of its own in every structure,
+# and the other, whose terms are among those of the first, in a few.
+FEW = ("plate, subsampled", "global", "three levels", "sequential", "annealed")
+
+
+def mostly_one(names):
+    pairs = [(name, DRegIWELBO) for name in names] + [
+        (name, PartiallyCollapsedIWELBO) for name in FEW
+    ]
+    return pytest.mark.parametrize(("name", "estimator"), pairs)
+
+
 @pytest.mark.parametrize(
-    ("name", "K"),
-    [(name, K) for name in CASES for K in (1, 2)]
+    ("name", "K", "estimator"),
+    [(name, 2, estimator) for name in CASES for estimator in ESTIMATORS]
+    + [(name, 1, DRegIWELBO) for name in CASES]
+    + [(name, 1, PartiallyCollapsedIWELBO) for name in FEW]
     + [
-        (name, 3) for name in ("plate", "two plates", "sequential", "flow", "missing, poutine.mask")
+        (name, 3, estimator)
+        for name in ("plate", "two plates", "sequential", "flow", "missing, poutine.mask")
+        for estimator in ESTIMATORS
     ],
 )
-@both
 def test_value_and_gradient_are_those_of_the_integral(estimator, name, K):
     """With which E[DReG] = E[REG], and subsampled = full, and K = 1 is the ordinary ELBO."""
     result = scores(draws(CASES[name](), estimator(K=K)), exact(name, K))
     assert max(result.values()) < LIMIT, result
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if "dropout" not in name])
-@both
+@mostly_one([name for name in CASES if "dropout" not in name])
 def test_looped_samples_have_the_same_expectation(estimator, name):
     """But with dropout: what is drawn in every run, is drawn for every sample if looped."""
     case = CASES[name]()
@@ -123,8 +137,7 @@ def test_all_ways_to_call_agree(estimator, name):
         torch.testing.assert_close(other, first, rtol=0, atol=0)
 
 
-@everywhere
-@both
+@mostly_one(CASES)
 def test_chunks_are_exact(estimator, name):
     """Chunks that are drawn twice give what the same draws give if all are held."""
     case = CASES[name]()
@@ -166,17 +179,16 @@ def test_mixed_bound(estimator, name, beta):
     assert max(result.values()) < LIMIT, result
 
 
-@pytest.mark.parametrize("alpha", [0.3, 0.8])
+@pytest.mark.parametrize(("alpha", "beta"), [(0.3, 0.5), (0.8, 0.0)])
 @pytest.mark.parametrize(
     "name", ["plate", "global, subsampled", "three levels", "AutoNormal, positive", "annealed"]
 )
 @both
-def test_powers_of_weights(estimator, name, alpha):
-    """VR-IWAE, and half of it with half of the ordinary ELBO."""
-    for beta in (0.0, 0.5):
-        loss = estimator(K=2, alpha=alpha, beta=beta)
-        result = scores(draws(CASES[name](), loss), exact(name, 2, vr_iwae(alpha, beta)))
-        assert max(result.values()) < LIMIT, (beta, result)
+def test_powers_of_weights(estimator, name, alpha, beta):
+    """VR-IWAE, or half of it with half of the ordinary ELBO."""
+    loss = estimator(K=2, alpha=alpha, beta=beta)
+    result = scores(draws(CASES[name](), loss), exact(name, 2, vr_iwae(alpha, beta)))
+    assert max(result.values()) < LIMIT, result
 
 
 @pytest.mark.parametrize(
@@ -385,9 +397,11 @@ def test_order_of_the_signal_to_noise_ratio_in_K(estimator, alpha, orders):
     """Rainforth et al. (2018), theorem 1; Tucker et al. (2019); Daudel et al. (2023)."""
     case = vae()
     case.args = (case.args[0][:1],)
-    samples, log_snr = [4, 16, 64, 256], {name: [] for name in orders}
+    samples, log_snr = [4, 32, 256], {name: [] for name in orders}
+    # A small ratio needs many particles to be told from 0.
+    num_particles = 200 if min(orders.values()) < 0 else 50
     for K in samples:
-        _, grads = estimates(case, estimator(K=K, num_particles=200, alpha=alpha), 150)
+        _, grads = estimates(case, estimator(K=K, num_particles=num_particles, alpha=alpha), 150)
         for name in orders:
             mean, var = grads[name].mean(), grads[name].var()
             # The square of the mean, less its bias.

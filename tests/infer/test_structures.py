@@ -232,8 +232,16 @@ def test_running_statistics_see_a_batch_once(estimator, option, kind):
     assert norm.running_mean.item() == pytest.approx(y.mean().item() * (1 - 0.9**10))
 
 
-@pytest.mark.parametrize("option", [{}, {"vectorize_particles": False}, {"chunk_size": 7}])
-@both
+@pytest.mark.parametrize(
+    ("estimator", "option"),
+    [
+        (PartiallyCollapsedIWELBO, {}),
+        (DRegIWELBO, {}),
+        # Runs know no estimator.
+        (DRegIWELBO, {"vectorize_particles": False}),
+        (DRegIWELBO, {"chunk_size": 7}),
+    ],
+)
 def test_particles_draw_globals_of_their_own(estimator, option):
     """The gradient's noise falls with M as it should, and less with K."""
 
