@@ -251,7 +251,8 @@ def test_reproduce(monkeypatch, tmp_path, capsys):
 def test_a_study_of_likelihoods(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("PYRO_DGP_DATA", str(DATA))
     command = ["reproduce", "likelihoods", "--datasets", "forest", "solar", "--steps", "3"]
-    command += ["--splits", "2", "--test-samples", "10", "--quiet", "--output", str(tmp_path)]
+    command += ["--splits", "2", "--test-samples", "3", "--train-K", "2", "--layers", "1"]
+    command += ["--quiet", "--output", str(tmp_path)]
     assert cli.main(command) == 0
     out = capsys.readouterr().out
     for kind in ("gaussian", "heteroscedastic", "zero_inflated"):
