@@ -232,12 +232,9 @@ def _points(y: np.ndarray, lattice: Lattice) -> tuple[np.ndarray, np.ndarray]:
 
 def _cdf(p: PredictiveMixture, points: np.ndarray, output: int) -> np.ndarray:
     """Distribution function of one target at some points, [n, G]."""
-    found = []
-    for x in points:
-        values = torch.full(p.batch_shape + p.event_shape, x, dtype=torch.float64)
-        F = p.cdf(values)
-        found.append((F[:, output] if p.event_dim else F).numpy())
-    return np.stack(found, 1)
+    shape = p.batch_shape + p.event_shape
+    F = p.cdf(torch.as_tensor(points).reshape(-1, *[1] * len(shape)).expand(-1, *shape))
+    return (F[..., output] if p.event_dim else F).T.numpy()
 
 
 def stacking_weights(cdfs: Sequence[np.ndarray], H: np.ndarray, width: np.ndarray) -> np.ndarray:
