@@ -37,6 +37,12 @@ from tests.quadrature import crps, moments
 pytestmark = pytest.mark.whole
 
 
+@pytest.fixture(autouse=True)
+def two_folds(monkeypatch):
+    """Fewer fits: what a pool is does not depend on their number."""
+    monkeypatch.setattr(schedule, "_NUM_FOLDS", 2)
+
+
 @pytest.mark.parametrize("sources", [["trees"], ["boosting"], [Ridge()], ["boosting", Ridge()]])
 def test_a_rows_own_target_does_not_reach_its_features(sources):
     X, y = data(50)
@@ -166,13 +172,18 @@ def test_rounded_targets_are_found(few_trees):
     assert whole().fit(X, y).likelihood_ == "heteroscedastic"
 
 
+PER_OUTPUT = [
+    {}, {"likelihood": "student_t"}, {"features": None}, {"features": ("boosting", "trees")},
+    {"features": "boosting"}, {"likelihood": "gamma"}, {"likelihood": "zero_inflated"},
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"n_estimators": 2}, {"likelihood": "student_t"}, {"features": None},
-     {"features": ("boosting", "trees")}, {"features": "boosting"}, {"kernel": "matern12"},
-     {"likelihood": "gamma"}, {"likelihood": "zero_inflated"}, {"dtype": "float32"}],
-)  # fmt: skip
-@pytest.mark.parametrize("num_outputs", [None, 2])
+    ("options", "num_outputs"),
+    [(options, number) for options in PER_OUTPUT for number in (None, 2)]
+    # Which are the same for any number of outputs.
+    + [({"n_estimators": 2}, None), ({"kernel": "matern12"}, 2), ({"dtype": "float32"}, None)],
+)
 def test_model_files_are_the_model(options, num_outputs, tmp_path, few_trees):
     X, y = data(30, num_outputs=num_outputs)
     y = np.abs(y) + 0.1 if options.get("likelihood") == "gamma" else y
