@@ -41,7 +41,8 @@ def test_estimator_checks(estimator, check, few_trees):
 
 
 @pytest.mark.parametrize("likelihood", ["bernoulli", "categorical", "ordinal"])
-def test_probabilities_are_learned(likelihood):
+def test_probabilities_are_learned(likelihood, monkeypatch):
+    monkeypatch.setattr("pyro_dgp.sklearn.schedule._NUM_FOLDS", 2)
     X, y = class_data(600, 2)
     new, _ = class_data(300, 2, seed=1)
     true = expit(new[:, 0])
