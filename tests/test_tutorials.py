@@ -33,6 +33,7 @@ def run(tmp_path, monkeypatch):
         if smoke:
             monkeypatch.setenv("PYRO_DGP_SMOKE", "1")
             monkeypatch.setattr("pyro_dgp.gp.latent_prior._NUM_DRAWS", 64)
+            monkeypatch.setattr("pyro_dgp.sklearn.schedule._NUM_FOLDS", 2)
         else:
             monkeypatch.delenv("PYRO_DGP_SMOKE", raising=False)
         found = runpy.run_path(str(TUTORIALS / f"{name}.py"))

@@ -35,7 +35,7 @@ from pyro_dgp import DRegIWELBO, LatentDGP, fit
 from pyro_dgp.gp import GaussianLikelihood, GPLayer, LatentLayer, Layer, kernel_named
 
 SMOKE = "PYRO_DGP_SMOKE" in os.environ  # the tests run this in small
-num_draws, samples = (200, [1, 10, 50]) if SMOKE else (1000, [1, 3, 10, 30, 100])
+num_draws, samples = (100, [1, 10, 50]) if SMOKE else (1000, [1, 3, 10, 30, 100])
 num_steps = 20 if SMOKE else 2000
 pyro.set_rng_seed(0)
 

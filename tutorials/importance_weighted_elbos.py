@@ -36,7 +36,7 @@ from torch.distributions import constraints
 from pyro_dgp import DRegIWELBO, PartiallyCollapsedIWELBO
 
 SMOKE = "PYRO_DGP_SMOKE" in os.environ  # the tests run this in small
-num_steps, num_draws = (500, 60) if SMOKE else (2000, 4000)
+num_steps, num_draws, num_repeats = (500, 60, 10) if SMOKE else (2000, 4000, 30)
 samples = [1, 10, 100]
 pyro.set_rng_seed(0)
 
@@ -107,7 +107,7 @@ for K in samples:
     for name, loss in losses(K).items():
         values = [
             np.mean([-loss.loss(vae, vae.guide, x, rows) for rows in torch.arange(200).split(20)])
-            for _ in range(30)
+            for _ in range(num_repeats)
         ]
         bounds[name].append((np.mean(values), np.std(values) / len(values) ** 0.5))
 

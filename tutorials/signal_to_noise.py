@@ -139,7 +139,7 @@ own = snr_sweep(
     estimators,
     some,
     groups=groups,
-    num_draws=100 if SMOKE else 200,
+    num_draws=50 if SMOKE else 200,
     progress=False,
 )
 print(f"{'RMS ratio, noise subtracted, at K =':36s}", *(f"{k:6d}" for k in some), "  order")
