@@ -26,11 +26,12 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVR
 
+from pyro_dgp.gp import PredictiveMixture
 from pyro_dgp.sklearn import LatentDGPRegressor, base, processes, regressor, schedule
 from pyro_dgp.sklearn import features as features_module
 from pyro_dgp.sklearn.features import BoostingFeatures, CrossFittedFeatures, features_of
 from pyro_dgp.sklearn.members import Fold
-from pyro_dgp.sklearn.pool import likeliest_width, spread, stacking_weights
+from pyro_dgp.sklearn.pool import _cdf, likeliest_width, spread, stacking_weights
 from tests.estimators import SMALL, data, weights_of_three, whole
 from tests.quadrature import crps, moments
 
@@ -76,6 +77,16 @@ def test_stacking_weights_are_the_best_of_a_grid():
     assert score(w) <= min(score(other) for other in weights_of_three()) * (1 + 1e-6)
     # One that is right takes all.
     assert stacking_weights([cdfs[0], H.astype(float)], H, width) == pytest.approx([0, 1], abs=1e-3)
+
+
+def test_distribution_functions_at_points():
+    rng = np.random.default_rng(0)
+    loc, points = rng.normal(size=(5, 4, 2)), np.array([-1.0, 0.2, 3.0])
+    both = PredictiveMixture(torch.distributions.Normal(torch.as_tensor(loc), 0.5), 1)
+    for output in (0, 1):
+        expected = norm.cdf(points, loc[..., output, None], 0.5).mean(0)
+        assert np.allclose(_cdf(both, points, output), expected)
+        assert np.allclose(_cdf(both.marginal(output), points, 0), expected)
 
 
 def test_the_likeliest_width():
@@ -517,11 +528,12 @@ def test_a_prior_of_z_that_is_better_on_held_out_rows_is_kept(tmp_path, monkeypa
     loaded = LatentDGPRegressor.load(tmp_path / "model.pt")
     assert loaded.latent_prior_ == "fitted"
     assert np.array_equal(loaded.log_density(X_new, y_new), found)
+    model.dgp_.reset_latent_prior()
+    assert found.mean() > model.log_density(X_new, y_new).mean()
 
     monkeypatch.setattr(schedule, "_is_better", lambda *args: False)
-    other = LatentDGPRegressor(**BRANCHES).fit(X, y)
+    other = LatentDGPRegressor(**BRANCHES | {"num_steps": 2}).fit(X, y)
     assert other.latent_prior_ == "normal"
-    assert found.mean() > other.log_density(X_new, y_new).mean()
 
 
 def test_a_prior_of_z_that_is_no_better_is_not_kept():
