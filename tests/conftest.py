@@ -5,7 +5,7 @@ import pyro
 import pytest
 import torch
 
-from pyro_dgp.infer import training
+from pyro_dgp.infer.training import loop as training
 
 # Where the tests were started with Ctrl-C ignored, as by `nohup` or in the background of a script.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from pyro_dgp import cli, snr_sweep
-from pyro_dgp.infer import snr
+from pyro_dgp.infer.snr import profiler as snr
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

@@ -10,7 +10,7 @@ from pyro_dgp import plots
 from pyro_dgp.gp import PredictiveMixture
 from pyro_dgp.gp.likelihoods.intervals import RoundedNormal
 from pyro_dgp.infer import TrainingHistory
-from pyro_dgp.infer.sweeps import SNRPoint, SNRSweep
+from pyro_dgp.infer.snr.sweeps import SNRPoint, SNRSweep
 from pyro_dgp.sklearn import LatentDGPClassifier, LatentDGPRegressor
 
 

@@ -18,7 +18,7 @@ from pyro_dgp.gp.kernels import KERNELS
 from pyro_dgp.gp.likelihoods import GaussianLikelihood, Likelihood, likelihood_for
 from pyro_dgp.infer import DRegIWELBO, Frozen, NaturalGradient, PartiallyCollapsedIWELBO
 from pyro_dgp.infer.loss import Loss
-from pyro_dgp.infer.training import annealed_adam, paper_optimizer
+from pyro_dgp.infer.training.loop import annealed_adam, paper_optimizer
 
 __all__ = ["LIKELIHOODS", "LOSSES", "SCHEDULES", "RunConfig"]
 

@@ -4,13 +4,13 @@ Nothing here depends on an ELBO.
 """
 
 from pyro_dgp.gp.encoders import GaussianEncoder
-from pyro_dgp.gp.exponentiated import Exponentiated
 from pyro_dgp.gp.kernels import kernel_named
 from pyro_dgp.gp.latent_dgp import LatentDGP
 from pyro_dgp.gp.layers import GPLayer, LatentLayer, Layer
 from pyro_dgp.gp.likelihoods import ExpectedNormal, GaussianLikelihood, Likelihood
-from pyro_dgp.gp.mixture import PredictiveMixture
-from pyro_dgp.gp.recalibration import Recalibrated
+from pyro_dgp.gp.predictive.exponentiated import Exponentiated
+from pyro_dgp.gp.predictive.mixture import PredictiveMixture
+from pyro_dgp.gp.predictive.recalibration import Recalibrated
 
 __all__ = [
     "ExpectedNormal",

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from pyro_dgp._checks import check_integer
-from pyro_dgp.gp.batches import assembled
 from pyro_dgp.gp.checks import output_width
 from pyro_dgp.gp.fixed import fixed_copy, has_priors
 from pyro_dgp.gp.interpolation import interpolated
@@ -21,8 +20,9 @@ from pyro_dgp.gp.latent_prior import balanced_draws, maximum_posterior_shares
 from pyro_dgp.gp.layers import GPLayer, LatentLayer, Layer
 from pyro_dgp.gp.likelihoods import Likelihood
 from pyro_dgp.gp.likelihoods.special import log_mean_exp
-from pyro_dgp.gp.mixture import PredictiveMixture
 from pyro_dgp.gp.pathwise import unit_frequencies
+from pyro_dgp.gp.predictive.batches import assembled
+from pyro_dgp.gp.predictive.mixture import PredictiveMixture
 
 if TYPE_CHECKING:
     from pyro_dgp.gp.latent_dgp import LatentDGP

@@ -17,8 +17,8 @@ from pyro.poutine import Trace
 from torch import Tensor
 from torch.distributions import kl_divergence
 
-from pyro_dgp.infer.roles import Roles
 from pyro_dgp.infer.sites import Site, delta, is_masked, log_prob, random_sites
+from pyro_dgp.infer.structure.roles import Roles
 
 __all__ = [
     "closed_form_kl",

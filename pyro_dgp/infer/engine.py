@@ -25,14 +25,14 @@ from torch import Tensor
 
 from pyro_dgp._checks import check_integer
 from pyro_dgp.infer.bounds import Bound, WeightDiagnostics, weight_diagnostics
-from pyro_dgp.infer.broadcasting import UNKNOWN, wrong_broadcasting, wrongly_broadcast
 from pyro_dgp.infer.buffers import untouched_buffers
 from pyro_dgp.infer.estimates import estimate
 from pyro_dgp.infer.estimators import Estimator
-from pyro_dgp.infer.roles import Roles
 from pyro_dgp.infer.running import NewStructure, Runs, chunks
 from pyro_dgp.infer.samples import is_collision
-from pyro_dgp.infer.structure import Structure, both_traces
+from pyro_dgp.infer.structure.broadcasting import UNKNOWN, wrong_broadcasting, wrongly_broadcast
+from pyro_dgp.infer.structure.inspection import Structure, both_traces
+from pyro_dgp.infer.structure.roles import Roles
 
 __all__ = ["ImportanceWeightedELBO"]
 

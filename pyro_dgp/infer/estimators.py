@@ -20,9 +20,9 @@ from pyro_dgp.infer.densities import (
 )
 from pyro_dgp.infer.paths import Gates, reaches
 from pyro_dgp.infer.priors import PriorPaths
-from pyro_dgp.infer.roles import Roles
 from pyro_dgp.infer.samples import Samples, Terms
 from pyro_dgp.infer.sites import Site, delta, is_reparameterised, log_prob_of_draw, same_mask
+from pyro_dgp.infer.structure.roles import Roles
 
 __all__ = ["VIMCO", "DReG", "Estimator", "GDReG", "Reparameterised", "Seen"]
 

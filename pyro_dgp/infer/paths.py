@@ -19,8 +19,8 @@ from pyro.poutine.runtime import Message
 from torch import Tensor
 
 from pyro_dgp.infer.graph import nodes
-from pyro_dgp.infer.roles import Roles
 from pyro_dgp.infer.sites import is_drawn, is_random
+from pyro_dgp.infer.structure.roles import Roles
 
 __all__ = ["Gates", "reaches", "refuse_tracing", "weighted_copy"]
 

@@ -23,9 +23,9 @@ from torch import Tensor
 
 from pyro_dgp.infer.densities import local_log_prob, sum_of_draw, tempering
 from pyro_dgp.infer.graph import nodes
-from pyro_dgp.infer.roles import Roles
 from pyro_dgp.infer.samples import Samples
 from pyro_dgp.infer.sites import Site, is_drawn, is_random, shown_elements, tensors_of
+from pyro_dgp.infer.structure.roles import Roles
 
 __all__ = ["PriorPaths", "drawn_by"]
 

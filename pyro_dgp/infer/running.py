@@ -12,10 +12,10 @@ from pyro_dgp.infer.densities import global_elbo, local_log_prob
 from pyro_dgp.infer.estimators import Estimator
 from pyro_dgp.infer.paths import Gates
 from pyro_dgp.infer.random_state import untouched_random_state
-from pyro_dgp.infer.roles import Roles
 from pyro_dgp.infer.samples import SamplePlate, Samples, is_collision
 from pyro_dgp.infer.sites import max_plate_nesting, subsample_sites, with_values
-from pyro_dgp.infer.structure import both_traces, run_guide
+from pyro_dgp.infer.structure.inspection import both_traces, run_guide
+from pyro_dgp.infer.structure.roles import Roles
 
 __all__ = ["NewStructure", "Runs", "chunks"]
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from pyro_dgp.infer.bounds import Coefficients
 from pyro_dgp.infer.paths import Gates, refuse_tracing, weighted_copy
-from pyro_dgp.infer.roles import Roles
 from pyro_dgp.infer.sites import SAMPLES, is_random, shown_elements
+from pyro_dgp.infer.structure.roles import Roles
 
 __all__ = ["SamplePlate", "Samples", "Terms", "is_collision"]
 

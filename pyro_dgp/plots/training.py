@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pyro_dgp.infer.sweeps import SNRSweep
-from pyro_dgp.infer.training import TrainingHistory
+from pyro_dgp.infer.snr.sweeps import SNRSweep
+from pyro_dgp.infer.training.loop import TrainingHistory
 from pyro_dgp.plots._axes import axes_of, plain
 
 if TYPE_CHECKING:

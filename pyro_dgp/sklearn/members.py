@@ -16,9 +16,9 @@ from sklearn.preprocessing import StandardScaler
 from pyro_dgp.gp import LatentDGP, PredictiveMixture
 from pyro_dgp.gp.likelihoods import Likelihood
 from pyro_dgp.infer import DRegIWELBO, TrainingHistory, fit
-from pyro_dgp.infer.callbacks import EarlyStopping
 from pyro_dgp.infer.random_state import untouched_random_state
-from pyro_dgp.infer.training import annealed_adam
+from pyro_dgp.infer.training.callbacks import EarlyStopping
+from pyro_dgp.infer.training.loop import annealed_adam
 from pyro_dgp.sklearn.features import Features, JointFeatures, features_of
 from pyro_dgp.sklearn.scaling import mean_and_scale, numbers, scaler_of
 

@@ -30,7 +30,7 @@ from torch.distributions import Distribution
 
 from pyro_dgp.gp import PredictiveMixture
 from pyro_dgp.gp.likelihoods.intervals import RoundedNormal
-from pyro_dgp.gp.recalibration import best_exponent
+from pyro_dgp.gp.predictive.recalibration import best_exponent
 from pyro_dgp.sklearn.features import Features
 from pyro_dgp.sklearn.members import Fold
 

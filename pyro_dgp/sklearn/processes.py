@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 import joblib
 import numpy as np
 
-from pyro_dgp.infer.interrupt import Interrupt
+from pyro_dgp.infer.training.interrupt import Interrupt
 from pyro_dgp.sklearn.threads import one_thread
 
 __all__ = ["Job", "in_processes"]

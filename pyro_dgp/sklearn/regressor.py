@@ -24,7 +24,7 @@ from pyro_dgp.gp.likelihoods import (
     StudentT,
     likelihood_for,
 )
-from pyro_dgp.gp.recalibration import Recalibrated
+from pyro_dgp.gp.predictive.recalibration import Recalibrated
 from pyro_dgp.sklearn.base import LatentDGPEstimator, counting
 from pyro_dgp.sklearn.features import NUM_TREES
 from pyro_dgp.sklearn.members import Fold, isolated

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from pyro_dgp.table.cells import Conventions, typed
 from pyro_dgp.table.frames import column as column_of
 from pyro_dgp.table.frames import columns as columns_of
 from pyro_dgp.table.frames import named_columns, without_zone
 from pyro_dgp.table.labels import as_classes, as_texts, classes_of, labels, without
 from pyro_dgp.table.packages import pd
-from pyro_dgp.table.raw import MISSING, Table
+from pyro_dgp.table.reading.cells import Conventions, typed
+from pyro_dgp.table.reading.raw import MISSING, Table
 
 __all__ = ["Columns", "names_of_rows"]
 
@@ -63,7 +63,7 @@ class Columns:
     :param dict categories: Inputs of texts by name: the texts ``kept``, the most frequent first,
         and whether there were ``other`` or ``missing`` ones.
     :param dict conventions: How numbers and dates are written
-        (:class:`~pyro_dgp.table.cells.Conventions`).
+        (:class:`~pyro_dgp.table.reading.cells.Conventions`).
     :param list constant: Names of columns that were left out because they do not vary.
     :param list classes: Classes of the target, as texts; None if targets are numbers.
     """

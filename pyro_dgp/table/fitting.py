@@ -27,8 +27,8 @@ from pyro_dgp.table.outputs import (
     is_scores,
 )
 from pyro_dgp.table.packages import pd
-from pyro_dgp.table.page import write_page
 from pyro_dgp.table.preparing import Prepared, prepared
+from pyro_dgp.table.report.page import write_page
 from pyro_dgp.table.scores import jsonable
 from pyro_dgp.table.shared import TableModel, note, task_of
 from pyro_dgp.table.task import Model

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from pyro_dgp import plots
 from pyro_dgp.table.outputs import PNG_MARK, check_output, is_page, is_picture
-from pyro_dgp.table.page import write_page
-from pyro_dgp.table.pictures import importance_of, pictures
+from pyro_dgp.table.report.page import write_page
+from pyro_dgp.table.report.pictures import importance_of, pictures
 from pyro_dgp.table.shared import loaded, scored_rows
 
 __all__ = ["plot_command", "report_command"]

@@ -10,12 +10,12 @@ from scipy.stats import skew
 # First, as its import error says how to install everything needed.
 from pyro_dgp.table.packages import pd  # isort: split
 
-from pyro_dgp.table.cells import Conventions, typed
 from pyro_dgp.table.columns import Columns, names_of_rows
 from pyro_dgp.table.frames import column, hashes
 from pyro_dgp.table.frames import columns as columns_of
 from pyro_dgp.table.frames import rows as rows_of
 from pyro_dgp.table.labels import without
+from pyro_dgp.table.reading.cells import Conventions, typed
 from pyro_dgp.table.shared import note, rows_to_score, rows_with_targets, table_of
 
 __all__ = ["Prepared", "prepared"]

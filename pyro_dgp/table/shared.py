@@ -10,14 +10,14 @@ from pyro_dgp.table.packages import pd  # isort: split
 
 from pyro_dgp._files import read_tensors
 from pyro_dgp.table import classes, densities
-from pyro_dgp.table.cells import Conventions
 from pyro_dgp.table.columns import Columns
 from pyro_dgp.table.frames import column as column_of
 from pyro_dgp.table.frames import columns as columns_of
 from pyro_dgp.table.frames import rows as rows_of
 from pyro_dgp.table.held_out import from_plain
-from pyro_dgp.table.raw import Table
-from pyro_dgp.table.reading import read_table
+from pyro_dgp.table.reading.cells import Conventions
+from pyro_dgp.table.reading.files import read_table
+from pyro_dgp.table.reading.raw import Table
 from pyro_dgp.table.task import Model, Task
 
 __all__ = [

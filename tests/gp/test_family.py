@@ -288,7 +288,7 @@ def test_predictions_in_chunks(name, monkeypatch):
 
     whole = predict()
     monkeypatch.setattr("pyro_dgp.gp.prediction._PREDICT_ROWS", 7)
-    monkeypatch.setattr("pyro_dgp.gp.mixture._CHUNK", 500)
+    monkeypatch.setattr("pyro_dgp.gp.predictive.mixture._CHUNK", 500)
     parts = predict()
     torch.testing.assert_close(parts.log_prob(y), whole.log_prob(y))
     torch.testing.assert_close(parts[3:9].log_prob(y[3:9]), whole.log_prob(y)[3:9])

@@ -19,7 +19,7 @@ from pyro_dgp.gp.kernels import KERNELS, kernel_named
 from pyro_dgp.gp.likelihoods import Poisson
 from pyro_dgp.gp.likelihoods.quadrature import expected
 from pyro_dgp.gp.pathwise import unit_frequencies
-from pyro_dgp.gp.recalibration import Recalibrated, best_exponent
+from pyro_dgp.gp.predictive.recalibration import Recalibrated, best_exponent
 from tests.gp.models import D, M, N, data, small
 from tests.refusals import refusals
 

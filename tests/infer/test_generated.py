@@ -14,7 +14,7 @@ from pyro.infer.autoguide import AutoNormal, init_to_mean
 from pyro.infer.reparam import LocScaleReparam
 
 from pyro_dgp import DRegIWELBO, PartiallyCollapsedIWELBO
-from pyro_dgp.infer import dependence
+from pyro_dgp.infer.structure import dependence
 from tests.infer.estimates import mean_of
 
 pytestmark = pytest.mark.statistical

@@ -10,7 +10,8 @@ from pyro.infer import Trace_ELBO
 from torch.distributions import Normal
 
 from pyro_dgp import DRegIWELBO, PartiallyCollapsedIWELBO
-from pyro_dgp.infer import bounds, densities, paths, roles, samples
+from pyro_dgp.infer import bounds, densities, paths, samples
+from pyro_dgp.infer.structure import roles
 from tests.infer.estimates import (
     LIMIT,
     ciwae,

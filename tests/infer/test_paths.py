@@ -5,7 +5,7 @@ import torch
 
 from pyro_dgp.infer.graph import leaves
 from pyro_dgp.infer.paths import Gates, reaches, weighted_copy
-from pyro_dgp.infer.roles import Roles
+from pyro_dgp.infer.structure.roles import Roles
 
 EVERYWHERE = Roles(frozenset(), joint=True, nesting=0)
 

@@ -19,7 +19,7 @@ from pyro_dgp.sklearn import LatentDGPClassifier, LatentDGPRegressor
 from pyro_dgp.table import densities
 from pyro_dgp.table.columns import Columns
 from pyro_dgp.table.held_out import as_plain, from_plain
-from pyro_dgp.table.pictures import spread_rows
+from pyro_dgp.table.report.pictures import spread_rows
 from tests.estimators import use_few_trees
 
 pytestmark = [

@@ -22,8 +22,8 @@ from pyro_dgp.infer import (
     SNRSweep,
     snr_sweep,
 )
-from pyro_dgp.infer.checkpoint import parameters_of
 from pyro_dgp.infer.random_state import untouched_random_state
+from pyro_dgp.infer.training.checkpoint import parameters_of
 
 __all__ = [
     "ESTIMATORS",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from pyro_dgp.gp.derived import Composite
+from pyro_dgp.gp.predictive.derived import Composite
 
 if TYPE_CHECKING:
     from pyro_dgp.gp.likelihoods.base import Likelihood

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
-from pyro_dgp.gp.derived import Composite
 from pyro_dgp.gp.likelihoods.averaged import Averaged
 from pyro_dgp.gp.likelihoods.modes import where_modes_are_found
+from pyro_dgp.gp.predictive.derived import Composite
 
 if TYPE_CHECKING:
     from pyro_dgp.gp.likelihoods.base import Likelihood

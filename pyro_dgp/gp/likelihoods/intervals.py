@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from pyro_dgp.gp.constraints import constrained, softplus_above
-from pyro_dgp.gp.derived import Composite
 from pyro_dgp.gp.likelihoods.base import Likelihood
 from pyro_dgp.gp.likelihoods.quadrature import Bends
 from pyro_dgp.gp.likelihoods.special import log_interval
+from pyro_dgp.gp.predictive.derived import Composite
 
 __all__ = ["Rounded"]
 

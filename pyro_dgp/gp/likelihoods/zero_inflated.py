@@ -8,13 +8,13 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, constraints
 from torch.nn.functional import logsigmoid
 
-from pyro_dgp.gp.derived import Composite
 from pyro_dgp.gp.likelihoods.base import Likelihood, check_likelihood
 from pyro_dgp.gp.likelihoods.collapsed import drawn
 from pyro_dgp.gp.likelihoods.heteroscedastic import HeteroscedasticGaussian
 from pyro_dgp.gp.likelihoods.modes import where_modes_are_found
 from pyro_dgp.gp.likelihoods.quadrature import Bends, expected, log_expected
 from pyro_dgp.gp.likelihoods.special import log_mean_exp
+from pyro_dgp.gp.predictive.derived import Composite
 
 __all__ = ["ZeroInflated"]
 

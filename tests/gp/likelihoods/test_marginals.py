@@ -11,7 +11,7 @@ from scipy import special, stats
 from pyro_dgp.gp import Exponentiated, Recalibrated
 from pyro_dgp.gp import likelihoods as lik
 from pyro_dgp.gp.fixed import fixed_copy
-from pyro_dgp.gp.mixture import PredictiveMixture
+from pyro_dgp.gp.predictive.mixture import PredictiveMixture
 from tests.gp.likelihoods.cases import CASES
 from tests.quadrature import even_nodes, gauss_legendre
 
@@ -362,7 +362,7 @@ def test_scores_of_many_components_may_be_coarse_in_each(name, monkeypatch):
     mix = mixture(CASES[name], S=120)
     y = mix.sample((8,))
     coarse = mix.crps(y)
-    monkeypatch.setattr("pyro_dgp.gp.mixture._MANY", 1000)
+    monkeypatch.setattr("pyro_dgp.gp.predictive.mixture._MANY", 1000)
     fine = mix.crps(y)
     torch.testing.assert_close(coarse, fine, rtol=0, atol=5e-3 * mix.stddev.max().item())
 

@@ -1,0 +1,1 @@
+"""Predictive distributions: mixtures over draws, their quantiles and scores, recalibration."""

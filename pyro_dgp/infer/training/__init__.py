@@ -1,0 +1,1 @@
+"""Training: the loop, minibatches, optimisers, checkpoints and callbacks."""

@@ -1,0 +1,1 @@
+"""Pictures of a model's predictions, and a page about it."""
