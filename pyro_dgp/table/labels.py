@@ -32,7 +32,7 @@ def as_texts(column: pd.Series) -> pd.Series:
     if long.any():
         raise ValueError(
             f"Column '{column.name}' has codes of 16 digits or more, such as "
-            f"{column[long].iat[0]:.0f}, as floating-point numbers, of which the last digits "
+            f"{next(iter(column[long])):.0f}, as floating-point numbers, of which the last digits "
             "are lost: write them as texts."
         )
     return column.map(as_text).where(column.notna()).astype(object)

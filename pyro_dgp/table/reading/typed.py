@@ -68,7 +68,7 @@ def _parsed(
 
 def of_workbook(path: Path, content: bytes, sheet: str | None, skip_rows: int | None) -> Table:
     """The table of a sheet of a workbook of that name, with these contents."""
-    sheets = _parsed(
+    sheets: dict[str, pd.DataFrame] = _parsed(
         path, "Excel", pd.read_excel, content, sheet_name=None, header=None, dtype=object,
         keep_default_na=False, na_values=[""],
     )  # fmt: skip
