@@ -145,6 +145,12 @@ def test_modules_that_are_run_exist():
     assert all(importlib.util.find_spec(module) for module in modules)
 
 
+def test_tests_that_ci_names_exist():
+    named = re.findall(r"\btests/[\w/.]+", (ROOT / ".ci" / "run").read_text())
+    assert named
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
 def test_options_and_commands_in_the_text_exist():
     """``--option`` and ``pyro-dgp command`` in inline code."""
     (commands,) = (a for a in cli._parser()._actions if isinstance(a.choices, dict))
