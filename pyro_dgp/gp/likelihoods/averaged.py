@@ -1,4 +1,4 @@
-r"""Distribution functions averaged over many normal distributions of f, by nodes that these share.
+r"""Distributions averaged over many normal distributions of f, by nodes that these share.
 
 .. math:: \frac1S \sum_s E_{f \sim N(m_s, v_s)}[P(y \le t \mid f)]
     \approx \sum_k w_k\, P(y \le t \mid f_k), \qquad w_k \propto \sum_s N(f_k; m_s, v_s)
@@ -9,8 +9,13 @@ rule".) Where the normal densities have standard deviations of s at least, and t
 function rises in f no faster than one of a standard deviation w, the Fourier transform of their
 product falls like :math:`e^{-e^2 k^2 / 2}` with :math:`e^{-2} = s^{-2} + w^{-2}`, and a spacing h
 has an error of :math:`e^{-2 \pi^2 e^2 / h^2}`.
+
+The same nodes give the density, :math:`\sum_k w_k\, p(t \mid f_k)`, with an error that is small
+beside the largest :math:`p(t \mid f_k)`: not far in a tail, where the sum itself is smaller, nor
+where the integrand has not vanished at the ends, as functions beyond them explain the target.
 """
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,12 +31,16 @@ __all__ = ["Averaged"]
 # The spacing in units of e, for an error of 1e-13; the reach of nodes in standard deviations; and
 # the largest number of nodes per normal distribution.
 _SPACING, _REACH, _MOST_NODES = 0.8, 8.5, 5
+# A density is exact if it is no smaller, beside the largest given f; and the largest share that the
+# integrand at the ends may have in it.
+_LEAST, _MOST_AT_ENDS = 1e-5, 1e-10
 # Elements of a temporary array.
 _CHUNK = 2**17
 
 
 class Averaged(Composite):
-    """The distribution of y averaged over normal distributions of f; it has a ``cdf`` only.
+    """The distribution of y averaged over normal distributions of f: its ``cdf``, and its density
+    where that is not small.
 
     :param likelihood: Likelihood of one function, with values in place of parameters.
     :param torch.Tensor nodes: Nodes f_k, [..., K].
@@ -47,6 +56,10 @@ class Averaged(Composite):
     ) -> None:
         self.likelihood, self.nodes, self.weights = likelihood, nodes, weights
         super().__init__(nodes.shape[:-1], validate_args=validate_args)
+
+    def has_mass(self, value: Tensor) -> Tensor:
+        """See :meth:`~pyro_dgp.gp.Likelihood.has_mass`."""
+        return self.likelihood.has_mass(value)
 
     @classmethod
     @torch.no_grad()
@@ -84,3 +97,27 @@ class Averaged(Composite):
         for f, weights in parts:
             found = found + (weights * self.likelihood.conditional(f).cdf(y.unsqueeze(-1))).sum(-1)
         return found.to(value.dtype)
+
+    def log_prob_where_exact(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Log densities (or log probabilities), and whether their relative errors are below 1e-7.
+
+        :param torch.Tensor value: Targets, [..., *batch_shape].
+        :returns: Two tensors of the shape of ``value``.
+        """
+        y = value.double().unsqueeze(-1)
+        log_w = self.weights.log()
+        found, exact = [], []
+        # As many targets [..., *batch_shape] at once as fit.
+        y = y.reshape(-1, *y.shape[value.dim() - len(self.batch_shape) :])
+        for some in y.split(max(1, _CHUNK // self.nodes.numel())):
+            log_p = self.likelihood.conditional_log_prob(some, self.nodes)
+            terms = log_w + log_p
+            total = terms.logsumexp(-1)
+            at_ends = torch.maximum(terms[..., 0], terms[..., -1])
+            found.append(total)
+            exact.append(
+                (total > log_p.amax(-1) + math.log(_LEAST))
+                & (at_ends <= total + math.log(_MOST_AT_ENDS))
+            )
+        log_prob, is_exact = (torch.cat(parts).reshape(value.shape) for parts in (found, exact))
+        return log_prob.to(value.dtype), is_exact

@@ -158,7 +158,7 @@ class Marginal(Composite):
         return self._evaluate(self.likelihood.coarse_cdf, value)
 
     def averaged(self) -> Averaged | None:
-        """The distribution averaged over the first dimension, for its ``cdf``; None for none."""
+        """The distribution averaged over the first dimension; None for none."""
         width = self.likelihood.narrowest()
         if width is None or self.covariates:  # which the shared nodes do not know
             return None

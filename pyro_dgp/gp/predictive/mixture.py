@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Normal, constraints
 
+from pyro_dgp.gp.likelihoods.averaged import Averaged
 from pyro_dgp.gp.likelihoods.collapsed import drawn
 from pyro_dgp.gp.predictive.batches import converted, held, mapped
 from pyro_dgp.gp.predictive.crps import (
@@ -21,6 +22,7 @@ from pyro_dgp.gp.predictive.crps import (
 )
 from pyro_dgp.gp.predictive.derived import Composite
 from pyro_dgp.gp.predictive.parts import (
+    Affine,
     at_mass,
     averaged,
     has_mass,
@@ -214,6 +216,26 @@ class PredictiveMixture(Composite):
         """
         if self._validate_args:
             self._validate_sample(value)
+        one_target = not self.event_dim and len(self.batch_shape) == 1
+        if one_target and value.numel() and self._averages:
+            return self._log_prob_by_averages(value)
+        return self._log_prob(value)
+
+    def _log_prob_by_averages(self, value: Tensor) -> Tensor:
+        """:meth:`log_prob`, by averages over components except where these are not exact."""
+        y = value.expand(torch.broadcast_shapes(value.shape, self.batch_shape))
+        shares, averages = zip(*self._averages, strict=True)
+        parts, exact = zip(*(a.log_prob_where_exact(y) for a in averages), strict=True)
+        weighted = [math.log(share) + log_p for share, log_p in zip(shares, parts, strict=True)]
+        found = torch.stack(weighted).logsumexp(0).clone()
+        sure = torch.stack(exact).all(0) & is_possible(self.parts[0], y)
+        others = (~sure).nonzero(as_tuple=True)
+        for where in zip(*(i.split(_ROWS) for i in others), strict=True):
+            found[where] = self[where[-1]]._log_prob(y[where])
+        return found
+
+    def _log_prob(self, value: Tensor) -> Tensor:
+        """:meth:`log_prob`, component by component."""
         dim, y = -1 - len(self.batch_shape), self._beside_components(value)
 
         def summed(part: Distribution) -> Tensor:
@@ -378,7 +400,7 @@ class PredictiveMixture(Composite):
         return some and hasattr(self.parts[0], "coarse_cdf")
 
     @functools.cached_property
-    def _averages(self) -> list[tuple[float, Distribution]]:
+    def _averages(self) -> list[tuple[float, Averaged | Affine]]:
         """Averages over the components of each part, and their shares; none if a part has none."""
         if any(t.requires_grad for part in self.parts for t in held(part)):
             return []  # an average's nodes are constants

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Normal, constraints
 
+from pyro_dgp.gp.likelihoods.averaged import Averaged
 from pyro_dgp.gp.likelihoods.collapsed import Marginal
 from pyro_dgp.gp.predictive.batches import mapped
 from pyro_dgp.gp.predictive.derived import Composite
@@ -57,7 +58,7 @@ class Affine(Composite):
         return self.scale**2 * self.base.variance
 
     def averaged(self) -> "Affine | None":
-        """The distribution averaged over the first dimension, for its ``cdf``; None for none."""
+        """The distribution averaged over the first dimension; None for none."""
         base = averaged(self.base)
         return None if base is None else Affine(base, self.loc, self.scale, validate_args=False)
 
@@ -72,8 +73,15 @@ class Affine(Composite):
         return self.base.cdf(self._back(value))
 
     def log_prob(self, value: Tensor) -> Tensor:
-        log_prob = self.base.log_prob(self._back(value))
-        # Densities are per unit of y; probabilities are not.
+        return self._per_unit(self.base.log_prob(self._back(value)), value)
+
+    def log_prob_where_exact(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        """That of an average; see :class:`~pyro_dgp.gp.likelihoods.averaged.Averaged`."""
+        log_prob, exact = self.base.log_prob_where_exact(self._back(value))
+        return self._per_unit(log_prob, value), exact
+
+    def _per_unit(self, log_prob: Tensor, value: Tensor) -> Tensor:
+        """Densities are per unit of y; probabilities are not."""
         per_unit = log_prob - torch.as_tensor(self.scale).log()
         return torch.where(self.has_mass(value), log_prob, per_unit)
 
@@ -128,8 +136,8 @@ def has_mass(part: Distribution, value: Tensor) -> Tensor:
     return torch.full_like(value, discrete, dtype=torch.bool)
 
 
-def averaged(part: Distribution) -> Distribution | None:
-    """The distribution averaged over the first dimension, for its ``cdf``; None for none."""
+def averaged(part: Distribution) -> Averaged | Affine | None:
+    """The distribution averaged over the first dimension; None for none."""
     return part.averaged() if isinstance(part, Marginal | Affine) else None
 
 

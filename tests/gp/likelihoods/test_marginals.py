@@ -87,6 +87,58 @@ def test_averages_of_gamma_distributions_share_the_nodes_of_f(kind, shape):
     torch.testing.assert_close(average.cdf(y), part.cdf(y[:, None]).mean(1), rtol=0, atol=1e-8)
 
 
+LOG_DENSITY_CASES = [
+    (lik.Beta(concentration=4.0), [1e-9, 0.01, 0.3, 0.5, 0.99, 1 - 1e-9, -1.0, 2.0]),
+    (lik.Beta(concentration=1000.0), [1e-9, 0.01, 0.3, 0.5, 0.99, 1 - 1e-9, 0.0, 1.0]),
+    (lik.Gamma(1.0, 2.0), [1e-9, 0.01, 0.5, 3.0, 40.0, 1e4, -1.0, 0.0]),
+    (lik.Gamma(1.0, 40.0), [1e-9, 0.01, 0.5, 3.0, 40.0, 1e4, 1e30, torch.nan]),
+    (lik.NegativeBinomial(1.0, 5.0), [0.0, 1.0, 3.0, 20.0, 400.0, 1e5, -1.0, 2.5]),
+]
+
+
+@pytest.mark.parametrize("gap", [0.0, 8.0])
+@pytest.mark.parametrize(("likelihood", "y"), LOG_DENSITY_CASES)
+def test_log_densities_of_many_components_share_the_nodes_of_f(likelihood, y, gap, monkeypatch):
+    """In the bulk, the tails, between two groups of components, and where nothing is possible."""
+    S, N = 300, 2
+    random = torch.Generator().manual_seed(0)
+    loc = 0.7 * torch.randn(1, S, N, generator=random)
+    loc[:, ::2] += gap
+    var = (0.3 * (0.5 + torch.rand(1, S, N, generator=random))).square()
+    likelihood = fixed_copy(likelihood)
+    parts = [
+        likelihood.marginal(loc[:, some], var[:, some]) for some in (slice(120), slice(120, S))
+    ]
+    y = torch.tensor(y).unsqueeze(1).expand(-1, N)
+    possible = likelihood.support.check(y)
+    inside = torch.where(possible, y, 0.5 if not likelihood.discrete else 1.0)
+    exact = torch.cat([part.log_prob(inside[:, None]) for part in parts], 1)
+    exact = torch.where(possible, exact.logsumexp(1) - math.log(S), -torch.inf)
+    exact = torch.where(y.isnan(), torch.nan, exact)
+
+    values = []
+    whole = type(likelihood).conditional_log_prob
+
+    def counted(self, y, f, **given):
+        found = whole(self, y, f, **given)
+        values.append(found.numel())
+        return found
+
+    found = PredictiveMixture(parts, validate_args=False)
+    torch.testing.assert_close(found.log_prob(y), exact, rtol=1e-7, atol=1e-7, equal_nan=True)
+    torch.testing.assert_close(
+        found[1:].log_prob(y[:, 1:]), exact[:, 1:], rtol=1e-7, atol=1e-7, equal_nan=True
+    )
+    # On another scale: a density is per unit, a probability is not.
+    per_unit = 0.0 if likelihood.discrete else math.log(2.0)
+    moved = found.affine(1.0, 2.0).log_prob(1 + 2 * inside)
+    expected = torch.where(possible, exact - per_unit, moved)
+    torch.testing.assert_close(moved, expected, rtol=1e-7, atol=1e-7)
+    monkeypatch.setattr(type(likelihood), "conditional_log_prob", counted)
+    found.log_prob(y[2:4])  # in the bulk
+    assert sum(values) <= 10 * S * N * 2
+
+
 @pytest.mark.parametrize("name", OWN)
 def test_ones_own_log_density_is_near_where_f_is_no_wider_than_the_noise(name):
     case = CASES[name]
