@@ -1,6 +1,8 @@
 import argparse
 import json
 import re
+import runpy
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -129,6 +131,14 @@ def test_wrong_usage_exits_with_2(arguments):
 def test_version(capsys):
     with pytest.raises(SystemExit):
         cli.main(["--version"])
+    assert "pyro_dgp 0.1.0" in capsys.readouterr().out
+
+
+def test_the_package_runs_as_a_module(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["pyro_dgp", "--version"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("pyro_dgp", run_name="__main__")
+    assert ended.value.code == 0
     assert "pyro_dgp 0.1.0" in capsys.readouterr().out
 
 

@@ -134,7 +134,7 @@ def add_predict(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="the density at N targets from LOW to HIGH",
     )  # fmt: skip
     predict.add_argument(
-        "--output", default="-", help="CSV or Parquet file to write (default -, the terminal)"
+        "--output", default="-", help="CSV, TSV or Parquet file to write (default -, the terminal)"
     )
     predict.add_argument("--device", default="cpu", help="torch device (default cpu)")
 

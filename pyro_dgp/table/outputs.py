@@ -12,9 +12,13 @@ PNG_MARK = {"Software": "pyro_dgp"}
 #: A tag that identifies a page of this package.
 MARK = '<meta name="generator" content="pyro_dgp">'
 
+# Suffixes of texts, and of compressed ones.
+_TEXTS = ("", ".csv", ".txt", ".dat", ".tsv", ".tab")
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zip")
+
 __all__ = [
-    "are_predictions", "check_output", "is_checkpoint", "is_model", "is_options", "is_page",
-    "is_picture", "is_scores",
+    "are_predictions", "check_kind", "check_output", "is_checkpoint", "is_model", "is_options",
+    "is_page", "is_parquet", "is_picture", "is_scores", "separator",
 ]  # fmt: skip
 
 
@@ -88,15 +92,37 @@ def is_model(path: Path) -> bool:
         return False
 
 
+def is_parquet(path: Path) -> bool:
+    """Whether predictions of that name are a Parquet file."""
+    return path.suffix.lower() in (".parquet", ".pq")
+
+
+def separator(path: Path) -> str:
+    """The character between the columns of a text of that name."""
+    return "\t" if {".tsv", ".tab"} & {s.lower() for s in path.suffixes[-2:]} else ","
+
+
+def check_kind(path: Path) -> None:
+    """
+    :raises ValueError: If the name is that of a file of another kind than predictions have.
+    """
+    kind = (path.with_suffix("") if path.suffix.lower() in _COMPRESSED else path).suffix.lower()
+    if not is_parquet(path) and kind not in _TEXTS:
+        raise ValueError(
+            f"--output {path}: predictions are written as CSV (.csv, .txt, or .tsv with tabs; "
+            ".gz for a compressed one) or Parquet (.parquet)."
+        )
+
+
 def are_predictions(path: Path, target: str) -> bool:
     """Whether a file contains predictions of a target by ``pyro-dgp predict``."""
     from pyro_dgp.table.packages import pd
 
     try:
-        if path.suffix.lower() in (".parquet", ".pq"):
+        if is_parquet(path):
             names = list(pd.read_parquet(path).columns)
         else:
-            names = list(pd.read_csv(path, nrows=0).columns)
+            names = list(pd.read_csv(path, nrows=0, sep=separator(path)).columns)
         if f"{target}_class" in names:
             return names[names.index(f"{target}_class") + 1].startswith(f"{target}_p_")
         first = names.index(f"{target}_mean")

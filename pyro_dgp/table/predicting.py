@@ -11,7 +11,7 @@ import numpy as np
 from pyro_dgp._checks import check_seed
 from pyro_dgp._files import written_whole
 from pyro_dgp.table.columns import Columns
-from pyro_dgp.table.outputs import are_predictions, check_output
+from pyro_dgp.table.outputs import are_predictions, check_kind, check_output, is_parquet, separator
 from pyro_dgp.table.scores import jsonable
 from pyro_dgp.table.shared import loaded, note, scored_rows, table_of
 
@@ -28,10 +28,9 @@ def predict_command(args: argparse.Namespace) -> int:
     _check_asked(args, columns)
     output = None if args.output == "-" else Path(args.output)
     if output is not None:
+        check_kind(output)
         inputs = {"table": args.table, "model": args.model}
         check_output(output, inputs, lambda path: are_predictions(path, columns.targets[0]))
-        if output.suffix.lower() in (".xlsx", ".xls", ".ods"):
-            raise ValueError(f"--output {output}: predictions are written as CSV or Parquet.")
     table, conventions = table_of(args, args.table)
     args.keep = list(dict.fromkeys(args.keep))
     absent = [name for name in args.keep if name not in table.frame]
@@ -59,12 +58,14 @@ def predict_command(args: argparse.Namespace) -> int:
         with suppress(BrokenPipeError):
             found.to_csv(sys.stdout, index=False)
         return 0
-    parquet = output.suffix.lower() in (".parquet", ".pq")
-    if parquet:  # which has no type for columns of texts and numbers
+    if is_parquet(output):  # which has no type for columns of texts and numbers
         mixed = [name for name in args.keep if found[name].dtype == object]
         found[mixed] = found[mixed].astype(str).where(found[mixed].notna())
     with written_whole(output) as temporary:
-        found.to_parquet(temporary) if parquet else found.to_csv(temporary, index=False)
+        if is_parquet(output):
+            found.to_parquet(temporary)
+        else:
+            found.to_csv(temporary, index=False, sep=separator(output))
     print(f"{len(found)} predictions  {output}")
     return 0
 

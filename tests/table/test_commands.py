@@ -288,7 +288,22 @@ def test_leftovers_of_others_are_not_touched(fitted, capsys, tmp_path):
     assert main([*predict, str(groups)]) == 2
     assert main([*predict, str(groups / "p.csv")]) == 2
     assert "is no folder" in capsys.readouterr().err
-    assert main([*predict, str(tmp_path / "p.xlsx")]) == 2
+    capsys.readouterr()
+    for kind in ("xlsx", "json", "feather", "json.gz"):
+        assert main([*predict, str(tmp_path / f"p.{kind}")]) == 2
+        assert "predictions are written as CSV" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["tsv", "tsv.gz", "CSV", "txt", "csv.gz", "parquet"])
+def test_kinds_of_files_of_predictions(fitted, tmp_path, kind):
+    output = tmp_path / f"p.{kind}"
+    table = [str(fitted / "houses.pt"), str(fitted / "houses.csv")]
+    for _ in range(2):  # its own file may be replaced
+        assert main(["predict", *table, "--output", str(output)]) == 0
+    tab = "\t" if "tsv" in kind else ","
+    found = pd.read_parquet(output) if kind == "parquet" else pd.read_csv(output, sep=tab)
+    assert found.shape == (60, 6)
+    assert next(iter(found)) == "price_mean"
 
 
 def test_gaps_in_all_rows(fitted, capsys, monkeypatch):

@@ -1,0 +1,7 @@
+"""``python -m pyro_dgp``, the command ``pyro-dgp``."""
+
+import sys
+
+from pyro_dgp.cli import main
+
+sys.exit(main())
