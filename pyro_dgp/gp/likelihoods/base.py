@@ -200,7 +200,7 @@ class Likelihood(pyro_likelihoods.Likelihood):
     def marginal_cdf(self, y: Tensor, loc: Tensor, var: Tensor, **covariates: Tensor) -> Tensor:
         """P(target <= y), for :meth:`marginal`; needs a conditional with ``cdf``."""
         bends = None if self.num_functions > 1 else self.bends(y, **covariates)
-        return expected(lambda *f: self.conditional(*f, **covariates).cdf(y), loc, var, bends)
+        return expected(lambda *f: self._conditional_cdf(y, *f, **covariates), loc, var, bends)
 
     @_with_own_covariates
     def coarse_cdf(self, y: Tensor, loc: Tensor, var: Tensor, **covariates: Tensor) -> Tensor:
@@ -210,8 +210,19 @@ class Likelihood(pyro_likelihoods.Likelihood):
         five steps; in a mixture of a hundred components the steps are averaged out.
         """
         return expected(
-            lambda *f: self.conditional(*f, **covariates).cdf(y), loc, var, num_hermite=5
+            lambda *f: self._conditional_cdf(y, *f, **covariates), loc, var, num_hermite=5
         )
+
+    def _conditional_cdf(self, y: Tensor, *f: Tensor, **covariates: Tensor) -> Tensor:
+        p = self.conditional(*f, **covariates)
+        try:
+            return p.cdf(y)
+        except NotImplementedError as error:
+            raise NotImplementedError(
+                f"{type(self).__name__} does not know P(target <= y), which quantiles and the CRPS "
+                f"need: give its conditional, a {type(p).__name__}, a cdf, or the likelihood "
+                "a marginal_cdf."
+            ) from error
 
     def narrowest(self) -> Tensor | None:
         """The smallest standard deviation of P(target <= y | f) as a function of one f, for any y.

@@ -178,6 +178,9 @@ class _Unordered(dist.Categorical):
     def variance(self) -> Tensor:
         raise NotImplementedError("Classes without an order have no variance; see probs.")
 
+    def cdf(self, value: Tensor) -> Tensor:
+        raise NotImplementedError("Classes without an order have no P(target <= y): see probs.")
+
 
 class _Ordered(dist.Categorical):
     lattice = 0.0, 1.0

@@ -4,11 +4,12 @@ import itertools
 import math
 
 import numpy as np
+import pyro.distributions as dist
 import pytest
 import torch
 from scipy import special, stats
 
-from pyro_dgp.gp import Exponentiated, Recalibrated
+from pyro_dgp.gp import Exponentiated, Likelihood, Recalibrated
 from pyro_dgp.gp import likelihoods as lik
 from pyro_dgp.gp.fixed import fixed_copy
 from pyro_dgp.gp.predictive.mixture import PredictiveMixture
@@ -476,8 +477,20 @@ def test_a_mixture_of_classes_has_probabilities_and_no_distribution_function():
     torch.testing.assert_close(mix.log_prob(y), mix.probs.gather(1, y[:, None])[:, 0].log())
     torch.testing.assert_close(mix[1:3].probs, mix.probs[1:3])
     assert mix.sample((7,)).shape == (7, 4)
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(NotImplementedError, match="Classes without an order have no P"):
         mix.cdf(torch.zeros(4))
+
+
+def test_a_likelihood_of_ones_own_without_a_distribution_function():
+    class Custom(Likelihood):
+        def conditional(self, f):
+            return dist.VonMises(f, 1.0)
+
+    mix = PredictiveMixture(Custom().marginal(torch.zeros(1, 3, 4), torch.ones(1, 3, 4)))
+    assert mix.log_prob(torch.zeros(4)).isfinite().all()
+    for fails in (mix.cdf, mix.crps, lambda y: mix.quantile(0.5)):
+        with pytest.raises(NotImplementedError, match=r"Custom does not know .* a VonMises, a cdf"):
+            fails(torch.zeros(4))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
