@@ -63,18 +63,19 @@ class Averaged(Composite):
 
     @classmethod
     @torch.no_grad()
-    def of(
-        cls, likelihood: "Likelihood", loc: Tensor, var: Tensor, width: Tensor
-    ) -> "Averaged | None":
-        """The average over the first dimension; None if it would take too many nodes.
+    def of(cls, likelihood: "Likelihood", loc: Tensor, var: Tensor) -> "Averaged | None":
+        """The average over the first dimension; None if it would take too many nodes, or their
+        distance is not known.
 
         :param likelihood: Likelihood of one function, with values in place of parameters.
         :param torch.Tensor loc: Means of f, [S, ...].
         :param torch.Tensor var: Variances of f, [S, ...].
-        :param torch.Tensor width: The smallest standard deviation w, see above.
         """
         loc, scale = loc.double(), var.double().sqrt()
         low, high = (loc - _REACH * scale).amin(0), (loc + _REACH * scale).amax(0)
+        width = likelihood.narrowest(high)
+        if width is None:
+            return None
         spacing = _SPACING * (scale.amin(0).square().reciprocal() + width.double() ** -2).rsqrt()
         K = ((high - low) / spacing).max().item() + 2
         if not _MOST_NODES * len(loc) >= K:

@@ -224,11 +224,12 @@ class Likelihood(pyro_likelihoods.Likelihood):
                 "a marginal_cdf."
             ) from error
 
-    def narrowest(self) -> Tensor | None:
+    def narrowest(self, highest: Tensor) -> Tensor | None:
         """The smallest standard deviation of P(target <= y | f) as a function of one f, for any y.
 
-        With it, averages of :meth:`marginal_cdf` over many (loc, var) are much faster; None to
-        average after the integral.
+        With it, averages over many (loc, var) are much faster; None to average after the integral.
+
+        :param torch.Tensor highest: The largest f that matters, [...].
         """
 
     @_with_own_covariates

@@ -159,10 +159,9 @@ class Marginal(Composite):
 
     def averaged(self) -> Averaged | None:
         """The distribution averaged over the first dimension; None for none."""
-        width = self.likelihood.narrowest()
-        if width is None or self.covariates:  # which the shared nodes do not know
+        if self.covariates:  # which the shared nodes do not know
             return None
-        return Averaged.of(self.likelihood, self.loc[0], self.var[0], width)
+        return Averaged.of(self.likelihood, self.loc[0], self.var[0])
 
     def log_prob_by_draws(self, value: Tensor, standard: Tensor) -> Tensor:
         """See :meth:`~pyro_dgp.gp.Likelihood.log_marginal_by_draws`."""

@@ -79,6 +79,11 @@ class Poisson(_Counts):
         y = y.clamp_min(0)
         return Bends((((y + 0.5) / exposure).log(),), (y + 1).rsqrt())
 
+    def narrowest(self, highest: Tensor) -> Tensor:
+        # P(target <= y | f) is one less a distribution function of f, that of the logarithm of a
+        # gamma variable of shape y + 1. For y above the highest rate it is 1 for all f that matter.
+        return log_gamma_width(highest.exp())
+
     def expected_log_prob(
         self, y: Tensor, loc: Tensor, var: Tensor, exposure: Tensor | float = 1.0
     ) -> Tensor:
@@ -142,7 +147,7 @@ class NegativeBinomial(_Counts):
         width = (1 / (y + 1) + 1 / self.concentration).sqrt()
         return Bends((((y + 0.5) / exposure).log(),), width)
 
-    def narrowest(self) -> Tensor:
+    def narrowest(self, highest: Tensor) -> Tensor:
         # For a large y that of its gamma distributed rate; for a small one it is wider.
         return log_gamma_width(self.concentration)
 

@@ -71,7 +71,7 @@ class Gamma(_Positive):
         """Around the mean y: for the distribution function."""
         return Bends((y.clamp_min(torch.finfo(y.dtype).tiny).log(),), self.shape.rsqrt())
 
-    def narrowest(self) -> Tensor:
+    def narrowest(self, highest: Tensor) -> Tensor:
         # P(target <= y | f) is a distribution function of f - log y.
         return log_gamma_width(self.shape)
 

@@ -93,7 +93,7 @@ class Beta(Likelihood):
         bends = Bends((inside.logit(), *tails), width)
         return expected(lambda f: self.conditional(f).cdf(y), loc, var, bends)
 
-    def narrowest(self) -> Tensor:
+    def narrowest(self, highest: Tensor) -> Tensor:
         # That of y / mu'(f), for large concentrations; for small ones that of powers of y.
         return (2 * (1 + self.concentration).rsqrt()).clamp_max(0.4)
 

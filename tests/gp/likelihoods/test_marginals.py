@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from functools import partial
 
 import numpy as np
 import pyro.distributions as dist
@@ -73,18 +74,27 @@ def test_averages_of_proportions_share_the_nodes_of_f(concentration, scale, monk
     assert sum(calls) <= 600 * S * x.numel()
 
 
-@pytest.mark.parametrize("shape", [0.1, 2.0, 5.0, 40.0, 1000.0])
-@pytest.mark.parametrize("kind", [lik.Gamma, lik.NegativeBinomial])
-def test_averages_of_gamma_distributions_share_the_nodes_of_f(kind, shape):
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(kind, 1.0, shape)
+        for kind in (lik.Gamma, lik.NegativeBinomial)
+        for shape in (0.1, 2.0, 5.0, 40.0, 1000.0)
+    ]
+    + [partial(lik.Poisson, rate) for rate in (0.1, 1.0, 10.0)],
+)
+def test_averages_of_gamma_distributions_share_the_nodes_of_f(make):
     S, N = 300, 2
     random = torch.Generator().manual_seed(0)
     loc = 0.5 + 0.7 * torch.randn(1, S, N, generator=random)
     var = (0.3 * (0.5 + torch.rand(1, S, N, generator=random))).square()
-    part = fixed_copy(kind(1.0, shape)).marginal(loc, var)
+    likelihood = fixed_copy(make())
+    loc = likelihood.functions(loc.unsqueeze(-1), var.unsqueeze(-1))[0].squeeze(-1)
+    part = likelihood.marginal(loc, var)
     y = torch.tensor([0.0, 1.0, 3.0, 20.0, 400.0, -torch.inf, torch.inf])
     y = y.unsqueeze(1).expand(-1, N)
     average = part.averaged()
-    assert average.nodes.shape[-1] < 2 * S
+    assert average.nodes.shape[-1] < 3 * S
     torch.testing.assert_close(average.cdf(y), part.cdf(y[:, None]).mean(1), rtol=0, atol=1e-8)
 
 
@@ -94,6 +104,7 @@ LOG_DENSITY_CASES = [
     (lik.Gamma(1.0, 2.0), [1e-9, 0.01, 0.5, 3.0, 40.0, 1e4, -1.0, 0.0]),
     (lik.Gamma(1.0, 40.0), [1e-9, 0.01, 0.5, 3.0, 40.0, 1e4, 1e30, torch.nan]),
     (lik.NegativeBinomial(1.0, 5.0), [0.0, 1.0, 3.0, 20.0, 400.0, 1e5, -1.0, 2.5]),
+    (lik.Poisson(), [0.0, 1.0, 3.0, 20.0, 400.0, 1e5, -1.0, 2.5]),
 ]
 
 
@@ -137,7 +148,8 @@ def test_log_densities_of_many_components_share_the_nodes_of_f(likelihood, y, ga
     torch.testing.assert_close(moved, expected, rtol=1e-7, atol=1e-7)
     monkeypatch.setattr(type(likelihood), "conditional_log_prob", counted)
     found.log_prob(y[2:4])  # in the bulk
-    assert sum(values) <= 10 * S * N * 2
+    # Between rates of 1 and 10,000, those of Poisson distributions are too narrow for few nodes.
+    assert sum(values) <= (200 if gap and type(likelihood) is lik.Poisson else 10) * S * N * 2
 
 
 @pytest.mark.parametrize("name", OWN)
