@@ -137,15 +137,15 @@ def test_log_densities_of_many_components_share_the_nodes_of_f(likelihood, y, ga
         return found
 
     found = PredictiveMixture(parts, validate_args=False)
-    torch.testing.assert_close(found.log_prob(y), exact, rtol=1e-7, atol=1e-7, equal_nan=True)
+    torch.testing.assert_close(found.log_prob(y), exact, rtol=1e-7, atol=1e-9, equal_nan=True)
     torch.testing.assert_close(
-        found[1:].log_prob(y[:, 1:]), exact[:, 1:], rtol=1e-7, atol=1e-7, equal_nan=True
+        found[1:].log_prob(y[:, 1:]), exact[:, 1:], rtol=1e-7, atol=1e-9, equal_nan=True
     )
     # On another scale: a density is per unit, a probability is not.
     per_unit = 0.0 if likelihood.discrete else math.log(2.0)
     moved = found.affine(1.0, 2.0).log_prob(1 + 2 * inside)
     expected = torch.where(possible, exact - per_unit, moved)
-    torch.testing.assert_close(moved, expected, rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(moved, expected, rtol=1e-7, atol=1e-9)
     monkeypatch.setattr(type(likelihood), "conditional_log_prob", counted)
     found.log_prob(y[2:4])  # in the bulk
     # Between rates of 1 and 10,000, those of Poisson distributions are too narrow for few nodes.
