@@ -81,9 +81,10 @@ def test_averages_of_proportions_share_the_nodes_of_f(concentration, scale, monk
         for kind in (lik.Gamma, lik.NegativeBinomial)
         for shape in (0.1, 2.0, 5.0, 40.0, 1000.0)
     ]
-    + [partial(lik.Poisson, rate) for rate in (0.1, 1.0, 10.0)],
+    + [partial(lik.Poisson, rate) for rate in (0.1, 1.0, 10.0)]
+    + [partial(lik.StudentT, 0.1, df) for df in (1.1, 1.5, 4.0, 8.0, 16.0, 100.0)],
 )
-def test_averages_of_gamma_distributions_share_the_nodes_of_f(make):
+def test_averages_of_other_distributions_share_the_nodes_of_f(make):
     S, N = 300, 2
     random = torch.Generator().manual_seed(0)
     loc = 0.5 + 0.7 * torch.randn(1, S, N, generator=random)
@@ -99,25 +100,26 @@ def test_averages_of_gamma_distributions_share_the_nodes_of_f(make):
 
 
 LOG_DENSITY_CASES = [
-    (lik.Beta(concentration=4.0), [1e-9, 0.01, 0.3, 0.5, 0.99, 1 - 1e-9, -1.0, 2.0]),
-    (lik.Beta(concentration=1000.0), [1e-9, 0.01, 0.3, 0.5, 0.99, 1 - 1e-9, 0.0, 1.0]),
-    (lik.Gamma(1.0, 2.0), [1e-9, 0.01, 0.5, 3.0, 40.0, 1e4, -1.0, 0.0]),
-    (lik.Gamma(1.0, 40.0), [1e-9, 0.01, 0.5, 3.0, 40.0, 1e4, 1e30, torch.nan]),
-    (lik.NegativeBinomial(1.0, 5.0), [0.0, 1.0, 3.0, 20.0, 400.0, 1e5, -1.0, 2.5]),
-    (lik.Poisson(), [0.0, 1.0, 3.0, 20.0, 400.0, 1e5, -1.0, 2.5]),
+    (partial(lik.Beta, concentration=4.0), [1e-9, 0.01, 0.3, 0.5, 0.99, 1 - 1e-9, -1.0, 2.0]),
+    (partial(lik.Beta, concentration=1000.0), [1e-9, 0.01, 0.3, 0.5, 0.99, 1 - 1e-9, 0.0, 1.0]),
+    (partial(lik.Gamma, 1.0, 2.0), [1e-9, 0.01, 0.5, 3.0, 40.0, 1e4, -1.0, 0.0]),
+    (partial(lik.Gamma, 1.0, 40.0), [1e-9, 0.01, 0.5, 3.0, 40.0, 1e4, 1e30, torch.nan]),
+    (partial(lik.NegativeBinomial, 1.0, 5.0), [0.0, 1.0, 3.0, 20.0, 400.0, 1e5, -1.0, 2.5]),
+    (partial(lik.Poisson), [0.0, 1.0, 3.0, 20.0, 400.0, 1e5, -1.0, 2.5]),
+    (partial(lik.StudentT, 0.1, 4.0), [-4.0, 0.3, 1.0, 5.0, 20.0, 1e4, -1e4, torch.nan]),
 ]
 
 
 @pytest.mark.parametrize("gap", [0.0, 8.0])
-@pytest.mark.parametrize(("likelihood", "y"), LOG_DENSITY_CASES)
-def test_log_densities_of_many_components_share_the_nodes_of_f(likelihood, y, gap, monkeypatch):
+@pytest.mark.parametrize(("make", "y"), LOG_DENSITY_CASES)
+def test_log_densities_of_many_components_share_the_nodes_of_f(make, y, gap, monkeypatch):
     """In the bulk, the tails, between two groups of components, and where nothing is possible."""
     S, N = 300, 2
     random = torch.Generator().manual_seed(0)
     loc = 0.7 * torch.randn(1, S, N, generator=random)
     loc[:, ::2] += gap
     var = (0.3 * (0.5 + torch.rand(1, S, N, generator=random))).square()
-    likelihood = fixed_copy(likelihood)
+    likelihood = fixed_copy(make())
     parts = [
         likelihood.marginal(loc[:, some], var[:, some]) for some in (slice(120), slice(120, S))
     ]
@@ -150,6 +152,17 @@ def test_log_densities_of_many_components_share_the_nodes_of_f(likelihood, y, ga
     found.log_prob(y[2:4])  # in the bulk
     # Between rates of 1 and 10,000, those of Poisson distributions are too narrow for few nodes.
     assert sum(values) <= (200 if gap and type(likelihood) is lik.Poisson else 10) * S * N * 2
+
+
+def test_the_distribution_function_of_student_t_and_its_derivative():
+    y = torch.tensor([-torch.inf, -1e8, -3.0, 0.0, 0.2, 5.0, torch.inf], requires_grad=True)
+    p = lik.StudentT(0.5, 1.5).conditional(torch.tensor(0.2))
+    found = p.cdf(y)
+    found.sum().backward()
+    exact = stats.t(1.5, 0.2, 0.5)
+    at = y.detach().numpy()
+    np.testing.assert_allclose(found.detach(), exact.cdf(at), rtol=1e-12)
+    np.testing.assert_allclose(y.grad, exact.pdf(at), rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", OWN)
