@@ -72,7 +72,7 @@ class Averaged(Composite):
         loc, scale = loc.double(), var.double().sqrt()
         low, high = (loc - _REACH * scale).amin(0), (loc + _REACH * scale).amax(0)
         width = likelihood.narrowest(high)
-        if width is None:
+        if width is None or not high.numel():
             return None
         spacing = _SPACING * (scale.amin(0).square().reciprocal() + width.double() ** -2).rsqrt()
         K = ((high - low) / spacing).max().item() + 2

@@ -341,7 +341,9 @@ def _ends(d: Recalibrated, tail: float) -> tuple[Tensor, Tensor]:
 def _lattice_ends(
     lattice: tuple[float, float], low: Tensor, high: Tensor
 ) -> tuple[int, int] | None:
-    """The first and the last k, or None if they are too far apart."""
+    """The first and the last k, or None if they are too far apart, or there are no rows."""
+    if not low.numel():
+        return None
     origin, step = lattice
     first = math.floor((low.min() - origin) / step)
     last = math.ceil((high.max() - origin) / step)

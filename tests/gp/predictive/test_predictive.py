@@ -1,3 +1,5 @@
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -226,12 +228,17 @@ def test_impossible_targets_have_no_density(likelihood, possible, impossible, ex
         assert p.log_prob(torch.tensor([torch.nan])).isnan()
 
 
+def mixture_of(kind):
+    return PredictiveMixture(fixed_copy(LIKELIHOODS[kind]()).predictive(*torch.rand(2, S, N, 1)))
+
+
 @pytest.mark.parametrize(
     "make",
     [
         lambda: normals(torch.randn(S, N), 1.0),
         lambda: normals(torch.randn(S, N, P), 1.0, event_dim=1),
-        lambda: PredictiveMixture(LIKELIHOODS["poisson"]().predictive(*torch.rand(2, S, N, 1))),
+        *(partial(mixture_of, kind) for kind in ("poisson", "gamma", "beta", "student_t")),
+        lambda: Recalibrated(mixture_of("negative_binomial"), 1.2),
         lambda: Recalibrated(normals(torch.randn(S, N), 1.0), 0.8),
         lambda: Exponentiated(normals(torch.randn(S, N), 1.0)),
     ],
