@@ -100,10 +100,10 @@ class Averaged(Composite):
     def log_prob_where_exact(self, value: Tensor) -> tuple[Tensor, Tensor]:
         """Log densities (or log probabilities), and whether their errors are below 1e-9.
 
-        :param torch.Tensor value: Targets, [..., *batch_shape].
+        :param torch.Tensor value: Targets in double precision, [..., *batch_shape].
         :returns: Two tensors of the shape of ``value``.
         """
-        y = value.double().unsqueeze(-1)
+        y = value.unsqueeze(-1)
         log_w = self.weights.log()
         found, exact = [], []
         # As many targets [..., *batch_shape] at once as fit.
@@ -113,5 +113,4 @@ class Averaged(Composite):
             total, ends = terms.logsumexp(-1), terms[..., [0, -1]].amax(-1)
             found.append(total)
             exact.append(ends - total <= math.log(_AT_ENDS))  # not so if both are -inf
-        log_prob, is_exact = (torch.cat(parts).reshape(value.shape) for parts in (found, exact))
-        return log_prob.to(value.dtype), is_exact
+        return torch.cat(found).reshape(value.shape), torch.cat(exact).reshape(value.shape)

@@ -223,7 +223,7 @@ class PredictiveMixture(Composite):
 
     def _log_prob_by_averages(self, value: Tensor) -> Tensor:
         """:meth:`log_prob`, by averages over components except where these are not exact."""
-        y = value.expand(torch.broadcast_shapes(value.shape, self.batch_shape))
+        y = value.double().expand(torch.broadcast_shapes(value.shape, self.batch_shape))
         shares, averages = zip(*self._averages, strict=True)
         parts, exact = zip(*(a.log_prob_where_exact(y) for a in averages), strict=True)
         weighted = [math.log(share) + log_p for share, log_p in zip(shares, parts, strict=True)]
@@ -231,8 +231,8 @@ class PredictiveMixture(Composite):
         sure = torch.stack(exact).all(0) & is_possible(self.parts[0], y)
         others = (~sure).nonzero(as_tuple=True)
         for where in zip(*(i.split(_ROWS) for i in others), strict=True):
-            found[where] = self[where[-1]]._log_prob(y[where])
-        return found
+            found[where] = self[where[-1]]._log_prob(y[where]).double()
+        return found.to(self._tensor(0.0).dtype)
 
     def _log_prob(self, value: Tensor) -> Tensor:
         """:meth:`log_prob`, component by component."""

@@ -154,6 +154,21 @@ def test_log_densities_of_many_components_share_the_nodes_of_f(make, y, gap, mon
     assert sum(values) <= (200 if gap and type(likelihood) is lik.Poisson else 10) * S * N * 2
 
 
+@pytest.mark.parametrize("kind", [lik.Beta, lik.Gamma, lik.StudentT])
+def test_log_densities_that_share_nodes_have_the_dtype_of_the_components(kind):
+    """And targets keep their digits."""
+    torch.set_default_dtype(torch.float32)
+    loc, var = torch.randn(300, 4), 0.1 + torch.rand(300, 4)
+    mixture = PredictiveMixture(fixed_copy(kind()).marginal(loc[None], var[None])).affine(1.0, 2.0)
+    exact = mixture.to(torch.float64)
+    y = 1 + 2 * torch.tensor([1e-4, 0.3, 0.9, 1 - 1e-6], dtype=torch.float64)
+    for given in (y, y.float(), y[1], y.expand(3, 4)):
+        found = mixture.log_prob(given)
+        assert found.dtype == torch.float32
+        expected = exact.log_prob(given.double())
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_the_distribution_function_of_student_t_and_its_derivative():
     y = torch.tensor([-torch.inf, -1e8, -3.0, 0.0, 0.2, 5.0, torch.inf], requires_grad=True)
     p = lik.StudentT(0.5, 1.5).conditional(torch.tensor(0.2))
