@@ -22,7 +22,7 @@ from pyro_dgp.gp.predictive.crps import (
 )
 from pyro_dgp.gp.predictive.derived import Composite
 from pyro_dgp.gp.predictive.parts import (
-    Affine,
+    AffineAverage,
     at_mass,
     averaged,
     has_mass,
@@ -400,7 +400,7 @@ class PredictiveMixture(Composite):
         return some and hasattr(self.parts[0], "coarse_cdf")
 
     @functools.cached_property
-    def _averages(self) -> list[tuple[float, Averaged | Affine]]:
+    def _averages(self) -> list[tuple[float, Averaged | AffineAverage]]:
         """Averages over the components of each part, and their shares; none if a part has none."""
         if any(t.requires_grad for part in self.parts for t in held(part)):
             return []  # an average's nodes are constants

@@ -12,7 +12,16 @@ from pyro_dgp.gp.likelihoods.collapsed import Marginal
 from pyro_dgp.gp.predictive.batches import mapped
 from pyro_dgp.gp.predictive.derived import Composite
 
-__all__ = ["Affine", "at_mass", "averaged", "has_mass", "is_possible", "one_output", "rescaled"]
+__all__ = [
+    "Affine",
+    "AffineAverage",
+    "at_mass",
+    "averaged",
+    "has_mass",
+    "is_possible",
+    "one_output",
+    "rescaled",
+]
 
 # Largest distance of a number from an integer that it is taken for, after a change of scale.
 _OFF = 0.01
@@ -57,10 +66,10 @@ class Affine(Composite):
     def variance(self) -> Tensor:
         return self.scale**2 * self.base.variance
 
-    def averaged(self) -> "Affine | None":
+    def averaged(self) -> "AffineAverage | None":
         """The distribution averaged over the first dimension; None for none."""
         base = averaged(self.base)
-        return None if base is None else Affine(base, self.loc, self.scale, validate_args=False)
+        return None if base is None else AffineAverage(base, self.loc, self.scale)
 
     def coarse_cdf(self, value: Tensor) -> Tensor:
         coarse = getattr(self.base, "coarse_cdf", self.base.cdf)
@@ -74,11 +83,6 @@ class Affine(Composite):
 
     def log_prob(self, value: Tensor) -> Tensor:
         return self._per_unit(self.base.log_prob(self._back(value)), value)
-
-    def log_prob_where_exact(self, value: Tensor) -> tuple[Tensor, Tensor]:
-        """That of an average; see :class:`~pyro_dgp.gp.likelihoods.averaged.Averaged`."""
-        log_prob, exact = self.base.log_prob_where_exact(self._back(value))
-        return self._per_unit(log_prob, value), exact
 
     def _per_unit(self, log_prob: Tensor, value: Tensor) -> Tensor:
         """Densities are per unit of y; probabilities are not."""
@@ -103,6 +107,21 @@ class Affine(Composite):
         largest = torch.maximum(value.double().abs(), loc.abs().maximum(scale))
         power = 10.0 ** (11 - largest.log10().floor()).clamp_min(0)
         return ((value.double() * power).round() / power).to(value)
+
+
+class AffineAverage(Affine):
+    """loc + scale y, for an average."""
+
+    def __init__(
+        self, base: "Averaged | AffineAverage", loc: Tensor | float, scale: Tensor | float
+    ) -> None:
+        super().__init__(base, loc, scale, validate_args=False)
+        self.average = base
+
+    def log_prob_where_exact(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        """See :meth:`~pyro_dgp.gp.likelihoods.averaged.Averaged.log_prob_where_exact`."""
+        log_prob, exact = self.average.log_prob_where_exact(self._back(value))
+        return self._per_unit(log_prob, value), exact
 
 
 class _Moved(constraints.Constraint):
@@ -136,7 +155,7 @@ def has_mass(part: Distribution, value: Tensor) -> Tensor:
     return torch.full_like(value, discrete, dtype=torch.bool)
 
 
-def averaged(part: Distribution) -> Averaged | Affine | None:
+def averaged(part: Distribution) -> Averaged | AffineAverage | None:
     """The distribution averaged over the first dimension; None for none."""
     return part.averaged() if isinstance(part, Marginal | Affine) else None
 
