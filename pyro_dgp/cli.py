@@ -421,3 +421,7 @@ def _add_data(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
 def _add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", default="results", help="folder to write to (default results)")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

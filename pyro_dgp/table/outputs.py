@@ -12,9 +12,12 @@ PNG_MARK = {"Software": "pyro_dgp"}
 #: A tag that identifies a page of this package.
 MARK = '<meta name="generator" content="pyro_dgp">'
 
-# Suffixes of texts, and of compressed ones.
-_TEXTS = ("", ".csv", ".txt", ".dat", ".tsv", ".tab")
-_COMPRESSED = (".gz", ".bz2", ".xz", ".zip")
+# Suffixes of tables, and of other files, that are no texts with a row per line.
+_OTHERS = (
+    ".xlsx", ".xlsm", ".xls", ".ods", ".json", ".jsonl", ".ndjson", ".feather", ".arrow", ".orc",
+    ".avro", ".h5", ".hdf5", ".html", ".htm", ".xml", ".yaml", ".yml", ".db", ".sqlite", ".npy",
+    ".npz", ".pkl", ".pickle", ".pt", ".dta", ".sav", ".rds", ".pdf", ".png", ".svg",
+)  # fmt: skip
 
 __all__ = [
     "are_predictions", "check_kind", "check_output", "is_checkpoint", "is_model", "is_options",
@@ -99,19 +102,24 @@ def is_parquet(path: Path) -> bool:
 
 def separator(path: Path) -> str:
     """The character between the columns of a text of that name."""
-    return "\t" if {".tsv", ".tab"} & {s.lower() for s in path.suffixes[-2:]} else ","
+    return "\t" if _kind(path) in (".tsv", ".tab") else ","
 
 
 def check_kind(path: Path) -> None:
     """
     :raises ValueError: If the name is that of a file of another kind than predictions have.
     """
-    kind = (path.with_suffix("") if path.suffix.lower() in _COMPRESSED else path).suffix.lower()
-    if not is_parquet(path) and kind not in _TEXTS:
+    if _kind(path) in _OTHERS:
         raise ValueError(
-            f"--output {path}: predictions are written as CSV (.csv, .txt, or .tsv with tabs; "
-            ".gz for a compressed one) or Parquet (.parquet)."
+            f"--output {path}: predictions are written as CSV (.csv, or .tsv with tabs; .gz for a "
+            "compressed one) or Parquet (.parquet)."
         )
+
+
+def _kind(path: Path) -> str:
+    """The suffix without that of a compression."""
+    compressed = path.suffix.lower() in (".gz", ".bz2", ".xz", ".zip")
+    return (path.with_suffix("") if compressed else path).suffix.lower()
 
 
 def are_predictions(path: Path, target: str) -> bool:

@@ -294,7 +294,9 @@ def test_leftovers_of_others_are_not_touched(fitted, capsys, tmp_path):
         assert "predictions are written as CSV" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("kind", ["tsv", "tsv.gz", "CSV", "txt", "csv.gz", "parquet"])
+@pytest.mark.parametrize(
+    "kind", ["tsv", "tsv.gz", "CSV", "tab.csv", "csv.gz", "2024-06-01", "parquet"]
+)
 def test_kinds_of_files_of_predictions(fitted, tmp_path, kind):
     output = tmp_path / f"p.{kind}"
     table = [str(fitted / "houses.pt"), str(fitted / "houses.csv")]

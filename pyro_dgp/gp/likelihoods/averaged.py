@@ -11,7 +11,8 @@ product falls like :math:`e^{-e^2 k^2 / 2}` with :math:`e^{-2} = s^{-2} + w^{-2}
 has an error of :math:`e^{-2 \pi^2 e^2 / h^2}`.
 
 The same nodes give the density, :math:`\sum_k w_k\, p(t \mid f_k)`, as far in the tails as the
-integrand vanishes at both ends. Beyond, functions explain the target that no node stands for.
+integrand vanishes and falls at both ends. Beyond, functions explain the target that no node stands
+for.
 """
 
 import math
@@ -42,18 +43,23 @@ class Averaged(Composite):
 
     :param likelihood: Likelihood of one function, with values in place of parameters.
     :param torch.Tensor nodes: Nodes f_k, [..., K].
-    :param torch.Tensor weights: Their weights, which sum to 1, [..., K].
+    :param torch.Tensor log_weights: Logarithms of their weights, which sum to 1, [..., K].
     """
 
     def __init__(
         self,
         likelihood: "Likelihood",
         nodes: Tensor,
-        weights: Tensor,
+        log_weights: Tensor,
         validate_args: bool | None = None,
     ) -> None:
-        self.likelihood, self.nodes, self.weights = likelihood, nodes, weights
+        self.likelihood, self.nodes, self.log_weights = likelihood, nodes, log_weights
         super().__init__(nodes.shape[:-1], validate_args=validate_args)
+
+    @property
+    def lattice(self) -> tuple[float, float] | None:
+        """See :meth:`~pyro_dgp.gp.Likelihood.lattice`."""
+        return self.likelihood.lattice()
 
     def has_mass(self, value: Tensor) -> Tensor:
         """See :meth:`~pyro_dgp.gp.Likelihood.has_mass`."""
@@ -80,37 +86,38 @@ class Averaged(Composite):
             return None
         share = torch.linspace(0, 1, int(K), dtype=loc.dtype, device=loc.device)
         nodes = low.unsqueeze(-1) + (high - low).unsqueeze(-1) * share
-        weights = torch.zeros_like(nodes)
-        step = max(1, _CHUNK // nodes.numel())
+        log_w, step = torch.full_like(nodes, -torch.inf), max(1, _CHUNK // nodes.numel())
         for m, s in zip(
             loc.unsqueeze(-1).split(step), scale.unsqueeze(-1).split(step), strict=True
         ):
-            weights += ((-0.5 * ((nodes - m) / s).square()).exp() / s).sum(0)
-        return cls(likelihood, nodes, weights / weights.sum(-1, keepdim=True), False)
+            # By logarithms: a target may be explained by an f far from all means.
+            log_w = log_w.logaddexp((-0.5 * ((nodes - m) / s).square() - s.log()).logsumexp(0))
+        return cls(likelihood, nodes, log_w.log_softmax(-1), False)
 
     def cdf(self, value: Tensor) -> Tensor:
         """P(target <= value), [..., *batch_shape]; the shape of ``value``."""
         y, step = value.double(), max(1, _CHUNK // max(1, value.numel()))
-        parts = zip(self.nodes.split(step, -1), self.weights.split(step, -1), strict=True)
+        parts = zip(self.nodes.split(step, -1), self.log_weights.exp().split(step, -1), strict=True)
         found = torch.zeros_like(y)
         for f, weights in parts:
             found = found + (weights * self.likelihood.conditional(f).cdf(y.unsqueeze(-1))).sum(-1)
         return found.to(value.dtype)
 
     def log_prob_where_exact(self, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Log densities (or log probabilities), and whether their errors are below 1e-9.
+        """Log densities (or log probabilities), and whether their errors are below 1e-7.
 
         :param torch.Tensor value: Targets in double precision, [..., *batch_shape].
         :returns: Two tensors of the shape of ``value``.
         """
         y = value.unsqueeze(-1)
-        log_w = self.weights.log()
         found, exact = [], []
         # As many targets [..., *batch_shape] at once as fit.
         y = y.reshape(-1, *y.shape[value.dim() - len(self.batch_shape) :])
         for some in y.split(max(1, _CHUNK // self.nodes.numel())):
-            terms = log_w + self.likelihood.conditional_log_prob(some, self.nodes)
-            total, ends = terms.logsumexp(-1), terms[..., [0, -1]].amax(-1)
+            terms = self.log_weights + self.likelihood.conditional_log_prob(some, self.nodes)
+            total, ends = terms.logsumexp(-1), terms[..., [0, -1]]
+            falls = (ends <= terms[..., [1, -2]]).all(-1)
             found.append(total)
-            exact.append(ends - total <= math.log(_AT_ENDS))  # not so if both are -inf
+            # Not so either if all are -inf.
+            exact.append(falls & (ends.amax(-1) - total <= math.log(_AT_ENDS)))
         return torch.cat(found).reshape(value.shape), torch.cat(exact).reshape(value.shape)

@@ -159,7 +159,9 @@ class Marginal(Composite):
 
     def averaged(self) -> Averaged | None:
         """The distribution averaged over the first dimension; None for none."""
-        if self.covariates:  # which the shared nodes do not know
+        # The shared nodes know no covariates, and derivatives by few parameters.
+        trained = any(p.requires_grad for p in self.likelihood.parameters())
+        if len(self.loc) > 1 or self.covariates or trained:
             return None
         return Averaged.of(self.likelihood, self.loc[0], self.var[0])
 

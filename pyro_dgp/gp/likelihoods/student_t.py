@@ -43,7 +43,8 @@ class StudentT(Likelihood):
 
     def conditional(self, f: Tensor) -> Distribution:
         """f + scale t."""
-        return _StudentT(self.df, f, self.scale, validate_args=False)
+        # In the dtype of f: the log gamma functions of a large df need the digits.
+        return _StudentT(self.df.to(f.dtype), f, self.scale.to(f.dtype), validate_args=False)
 
     def bends(self, y: Tensor) -> Bends:
         """At y: log p has singularities at y +- i sqrt(df) scale."""

@@ -76,7 +76,13 @@ class Affine(Composite):
         return coarse(self._back(value))
 
     def _back(self, value: Tensor) -> Tensor:
-        return (value - self.loc) / self.scale
+        """(value - loc) / scale, on the lattice where only rounding is between."""
+        y, lattice = (value - self.loc) / self.scale, getattr(self.base, "lattice", None)
+        if lattice is None:
+            return y
+        origin, step = lattice
+        nearest = origin + step * ((y - origin) / step).round()
+        return torch.where((y - nearest).abs() < _OFF * step, nearest, y)
 
     def cdf(self, value: Tensor) -> Tensor:
         return self.base.cdf(self._back(value))

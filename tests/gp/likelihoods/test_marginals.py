@@ -154,6 +154,37 @@ def test_log_densities_of_many_components_share_the_nodes_of_f(make, y, gap, mon
     assert sum(values) <= (200 if gap and type(likelihood) is lik.Poisson else 10) * S * N * 2
 
 
+def test_log_densities_where_components_far_from_all_nodes_explain_the_target():
+    S = 300
+    loc, var = torch.zeros(1, S, 1), torch.full((1, S, 1), 0.01)
+    loc[:, ::2] = 12.0  # 60 standard deviations to either side of the target
+    wide, one = torch.ones(1, S, 1), torch.zeros(1, S, 1)
+    one[0, 0], wide[0, 0] = 8.4, 1e-4  # at the edge of the others
+    for shape, y, *moments in ((300.0, 5.4, loc, var), (5.0, 11.0, one, wide)):
+        part = fixed_copy(lik.Gamma(1.0, shape)).marginal(*moments)
+        y = torch.tensor([y]).exp()
+        exact = part.log_prob(y).logsumexp(0) - math.log(S)
+        torch.testing.assert_close(PredictiveMixture(part).log_prob(y), exact, rtol=1e-7, atol=0)
+
+
+@pytest.mark.parametrize("df", [100.0, 1e4, 1e6])
+def test_student_t_near_a_normal_distribution_in_float32(df):
+    torch.set_default_dtype(torch.float32)
+    part = fixed_copy(lik.StudentT(0.3, df)).marginal(
+        0.3 * torch.randn(1, 300, 1), torch.full((1, 300, 1), 0.01)
+    )
+    x = torch.linspace(-4, 4, 2001).unsqueeze(1)
+    density = PredictiveMixture(part).log_prob(x).double().exp()
+    assert abs(density.mean() * 8 - 1) < 1e-3
+
+
+def test_a_trained_student_t_has_all_derivatives():
+    likelihood = lik.StudentT(0.2, 3.0)
+    part = likelihood.marginal(torch.randn(1, 200, 3), 0.1 * torch.rand(1, 200, 3))
+    PredictiveMixture(part).cdf(torch.tensor([-1.0, 0.5, 3.0])).sum().backward()
+    assert all(p.grad.abs() > 1e-5 for p in likelihood.parameters())
+
+
 @pytest.mark.parametrize("kind", [lik.Beta, lik.Gamma, lik.StudentT])
 def test_log_densities_that_share_nodes_have_the_dtype_of_the_components(kind):
     """And targets keep their digits."""

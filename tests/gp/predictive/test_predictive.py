@@ -228,6 +228,20 @@ def test_impossible_targets_have_no_density(likelihood, possible, impossible, ex
         assert p.log_prob(torch.tensor([torch.nan])).isnan()
 
 
+@pytest.mark.parametrize("kind", ["poisson", "negative_binomial", "ordinal"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_counts_in_other_units_have_the_same_distribution_function(kind, dtype):
+    """Not that of one less, where (y - loc) / scale is rounded to a little less than the count."""
+    likelihood = fixed_copy(LIKELIHOODS[kind].for_targets(torch.arange(12.0)))
+    p = PredictiveMixture(likelihood.predictive(*torch.rand(2, S, N, 1, dtype=dtype)))
+    k = torch.arange(12, dtype=dtype).unsqueeze(1).expand(-1, N)
+    expected = p.cdf(k)
+    for loc, scale in ((0.1, 0.7), (1000.3, 0.7), (0.3, 1 / 3)):
+        q = p.affine(loc, scale)
+        torch.testing.assert_close(q.cdf(loc + scale * k), expected)
+        torch.testing.assert_close(q.crps((loc + scale * k)[3]), scale * p.crps(k[3]))
+
+
 def mixture_of(kind):
     return PredictiveMixture(fixed_copy(LIKELIHOODS[kind]()).predictive(*torch.rand(2, S, N, 1)))
 
