@@ -161,7 +161,7 @@ class Marginal(Composite):
         """The distribution averaged over the first dimension; None for none."""
         # The shared nodes know no covariates, and derivatives by few parameters.
         trained = any(p.requires_grad for p in self.likelihood.parameters())
-        if len(self.loc) > 1 or self.covariates or trained:
+        if self.likelihood.num_functions > 1 or self.covariates or trained:
             return None
         return Averaged.of(self.likelihood, self.loc[0], self.var[0])
 
