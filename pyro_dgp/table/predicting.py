@@ -28,9 +28,9 @@ def predict_command(args: argparse.Namespace) -> int:
     _check_asked(args, columns)
     output = None if args.output == "-" else Path(args.output)
     if output is not None:
-        check_kind(output)
         inputs = {"table": args.table, "model": args.model}
         check_output(output, inputs, lambda path: are_predictions(path, columns.targets[0]))
+        check_kind(output)
     table, conventions = table_of(args, args.table)
     args.keep = list(dict.fromkeys(args.keep))
     absent = [name for name in args.keep if name not in table.frame]
