@@ -96,7 +96,7 @@ class StudentT(Likelihood):
 
 class _StudentT(dist.StudentT):
     def cdf(self, value: Tensor) -> Tensor:
-        """Differentiable by the value, the location and the scale."""
+        """Differentiable, once, by the value, the location and the scale."""
         t = (value - self.loc) / self.scale
         standard = dist.StudentT(self.df, validate_args=False)
         rise = (t - t.detach()) * standard.log_prob(t.detach()).exp()

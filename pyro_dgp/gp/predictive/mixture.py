@@ -217,7 +217,8 @@ class PredictiveMixture(Composite):
         if self._validate_args:
             self._validate_sample(value)
         one_target = not self.event_dim and len(self.batch_shape) == 1
-        if one_target and value.numel() and self._averages:
+        # Where averages are not exact, they may have no derivatives by the value.
+        if one_target and value.numel() and not value.requires_grad and self._averages:
             return self._log_prob_by_averages(value)
         return self._log_prob(value)
 
@@ -227,7 +228,7 @@ class PredictiveMixture(Composite):
         shares, averages = zip(*self._averages, strict=True)
         parts, exact = zip(*(a.log_prob_where_exact(y) for a in averages), strict=True)
         weighted = [math.log(share) + log_p for share, log_p in zip(shares, parts, strict=True)]
-        found = torch.stack(weighted).logsumexp(0).clone()
+        found = torch.stack(weighted).logsumexp(0)
         sure = torch.stack(exact).all(0) & is_possible(self.parts[0], y)
         others = (~sure).nonzero(as_tuple=True)
         for where in zip(*(i.split(_ROWS) for i in others), strict=True):

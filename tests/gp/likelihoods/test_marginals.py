@@ -185,6 +185,18 @@ def test_a_trained_student_t_has_all_derivatives():
     assert all(p.grad.abs() > 1e-5 for p in likelihood.parameters())
 
 
+def test_derivatives_of_log_densities_by_the_target():
+    """Also at the end of the support, where nodes of f have an infinite logarithm."""
+    part = fixed_copy(lik.Beta()).marginal(torch.randn(1, 200, 3), 0.1 + torch.rand(1, 200, 3))
+    mixture = PredictiveMixture(part, validate_args=False)
+    y = torch.tensor([0.3, 0.8, 1.0], requires_grad=True)
+    mixture.log_prob(y).sum().backward()
+    assert y.grad.isfinite().all()
+    h = 1e-5
+    slope = (mixture.log_prob(y.detach() + h) - mixture.log_prob(y.detach() - h))[:2] / (2 * h)
+    torch.testing.assert_close(y.grad[:2], slope, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("kind", [lik.Beta, lik.Gamma, lik.StudentT])
 def test_log_densities_that_share_nodes_have_the_dtype_of_the_components(kind):
     """And targets keep their digits."""
